@@ -1,0 +1,37 @@
+"""Orchard: personalised federated learning for silos.
+
+Importing this package is quick: PyTorch is loaded when something that needs it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchard.data import ClientArrays
+    from orchard.errors import Refusal, RunFailed
+    from orchard.experiment import Experiment, load_experiment
+    from orchard.results import Result
+    from orchard.runs import run
+
+__version__ = "0.1.0"
+__all__ = ["ClientArrays", "Experiment", "Refusal", "Result", "RunFailed", "load_experiment", "run"]
+
+_HOMES = {
+    "ClientArrays": "orchard.data",
+    "Experiment": "orchard.experiment",
+    "Refusal": "orchard.errors",
+    "Result": "orchard.results",
+    "RunFailed": "orchard.errors",
+    "load_experiment": "orchard.experiment",
+    "run": "orchard.runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'orchard' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,15 @@
+"""The data room: a dataset by name, dealt out to clients."""
+
+from orchard.data.clients import ClientArrays, ClientData, FederatedData, Samples, deal, from_arrays
+from orchard.data.datasets import Dataset, load_dataset
+
+__all__ = [
+    "ClientArrays",
+    "ClientData",
+    "Dataset",
+    "FederatedData",
+    "Samples",
+    "deal",
+    "from_arrays",
+    "load_dataset",
+]

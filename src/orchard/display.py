@@ -1,0 +1,122 @@
+"""What a person sees: progress while a run goes on, and its result as a table."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orchard.contract import Answer
+from orchard.experiment import Experiment
+from orchard.results import ClientResult, Result, Selected
+from orchard.rounds import Exchange
+from orchard.runs import Progress as OnExchange
+
+
+@contextmanager
+def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | None]:
+    """Show progress on standard error: a live bar on a terminal, else a plain line a round."""
+    console = Console(stderr=True, highlight=False)
+    if quiet:
+        yield None
+    elif console.is_terminal:
+        with _bar(console) as bar:
+            task = bar.add_task(experiment.method.name, total=experiment.rounds, figures="starting")
+
+            def advance(exchange: Exchange) -> None:
+                if exchange.round < experiment.rounds:
+                    bar.update(task, completed=exchange.round + 1, figures=_figures(exchange))
+
+            yield advance
+    else:
+        began = time.monotonic()
+
+        def say(exchange: Exchange) -> None:
+            done, total = exchange.round + 1, experiment.rounds
+            if done <= total:
+                left = (time.monotonic() - began) / done * (total - done)
+                console.print(
+                    f"round {done}/{total}  {_figures(exchange)}  {left:.0f} s left", soft_wrap=True
+                )
+
+        yield say
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("round {task.completed}/{task.total}  {task.fields[figures]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+
+
+def _figures(exchange: Exchange) -> str:
+    """Say how the clients do right after training."""
+    accuracy = {
+        i: answer.trained.test
+        for i, answer in exchange.answers.items()
+        if isinstance(answer, Answer) and answer.trained
+    }
+    if not accuracy:
+        return "no client trained"
+    worst = min(accuracy, key=lambda i: accuracy[i])
+    mean = sum(accuracy.values()) / len(accuracy)
+    return f"mean {mean:.1%}  worst {accuracy[worst]:.1%} (client {worst})"
+
+
+def print_result(result: Result) -> None:
+    """Print a table of clients and the run's headline on standard output."""
+    console = Console(highlight=False)
+    console.print(_table(result))
+    best, last, selected = result.best, result.last, result.selected
+    console.print(f"[bold]BMCTA {best.accuracy:.2%}[/] {_when(best)} (best mean client test accuracy)")
+    console.print(
+        f"last round {last.accuracy:.2%}; chosen by validation {selected.accuracy:.2%} {_when(selected)}"
+    )
+    summary = result.summary()
+    console.print(
+        f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
+        f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
+    )
+    if result.experiment.out:
+        console.print(f"kept in {result.experiment.out}", soft_wrap=True)
+
+
+def _table(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("client")
+    table.add_column("holds, most first", no_wrap=True)
+    for column in ("samples", "accuracy"):
+        table.add_column(column, justify="right")
+    if result.relationships is not None:
+        table.add_column("self-relationship", justify="right", no_wrap=True)
+        table.add_column("helped most by", no_wrap=True)
+    for client in result.clients:
+        table.add_row(*_row(client))
+    return table
+
+
+def _row(client: ClientResult) -> list[str]:
+    classes = sorted(client.classes, key=lambda name: -client.classes[name])
+    row = [client.name, " ".join(classes), str(client.samples), f"{client.accuracy:.1%}"]
+    if client.self_relationship is not None:
+        row += [f"{client.self_relationship:.2f}", client.strongest_helper or "none"]
+    return row
+
+
+def _when(selected: Selected) -> str:
+    rounds = selected.round + 1
+    return f"after {rounds} round{'s' if rounds > 1 else ''}"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,0 +1,111 @@
+"""All clients in this process, on a pool of workers.
+
+A worker is a thread with a network of its own; PyTorch's arithmetic runs outside Python's global lock, so
+clients train at the same time on different cores while they share data and core models in memory. Each worker
+computes with one thread by default: a client's result then does not depend on how many workers there are.
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from orchard.contract import Answer, Client, Enrolment, Failure, Federation, Notes, Reply
+from orchard.data import ClientData, FederatedData, Samples
+from orchard.engines.turn import take_turn
+from orchard.experiment import Experiment
+from orchard.models import draws_randomly
+from orchard.training import NotFinite, Site
+from orchard.vector import Network
+
+
+class LocalEngine:
+    """Runs the client halves of a federation in this process; close it when done."""
+
+    def __init__(self, experiment: Experiment, data: FederatedData) -> None:
+        self.experiment = experiment
+        self.shape, self.classes = data.shape, len(data.classes)
+        self.data = [_moved(client, experiment.device) for client in data.clients]
+        self.clients: list[Client] = []
+        self.buffers: list[dict[str, Tensor]] = []
+        self._worker = threading.local()
+        self._threads_before = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(
+            max_workers=min(experiment.workers or _cores(), len(self.data)),
+            thread_name_prefix="orchard",
+            initializer=torch.set_num_threads,
+            initargs=(experiment.threads,),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._threads_before)
+
+    def enrol(self) -> Sequence[Enrolment]:
+        """Say what each client brings."""
+        return [Enrolment(len(client.train.y), self.shape, self.classes) for client in self.data]
+
+    def start(self, federation: Federation) -> Sequence[tuple[int, ...]]:
+        """Make the client halves; return what each wants in the first round."""
+        self.federation = federation
+        method = self.experiment.method
+        self.clients = [method.client(i, federation) for i in range(federation.clients)]
+        probe = federation.network()
+        self.buffers = [probe.buffers() for _ in self.clients]
+        self.random_layers = draws_randomly(probe.module, self.shape)
+        return [client.wants(0) for client in self.clients]
+
+    def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
+        """Let all clients take their turns, the one with the most data first so that none is left to wait for."""
+        order = sorted(replies, key=lambda i: -len(self.data[i].train.y))
+        turns = {i: self._pool.submit(self._turn, i, replies[i]) for i in order}
+        return {i: turns[i].result() for i in replies}
+
+    def notes(self) -> Sequence[Notes]:
+        """Look at the clients' private figures: this is a simulation."""
+        return [client.notes() for client in self.clients]
+
+    def models(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Return each client's personalised model: its vector and its buffers."""
+        return [(c.personalised(), buffers) for c, buffers in zip(self.clients, self.buffers, strict=True)]
+
+    def _turn(self, index: int, reply: Reply) -> Answer | Failure:
+        try:
+            network = self._network()
+            network.load_buffers(self.buffers[index])
+            site = Site(index, self.experiment, self.data[index], network, self.random_layers)
+            answer = take_turn(self.clients[index], site, reply)
+            self.buffers[index] = network.buffers()
+            return answer
+        except Exception as error:
+            return Failure(f"{self.data[index].name}, round {reply.round}: {_reason(error)}", error)
+
+    def _network(self) -> Network:
+        """Return this worker's own network."""
+        if not hasattr(self._worker, "network"):
+            self._worker.network = self.federation.network()
+        network: Network = self._worker.network
+        return network
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
+
+
+def _moved(client: ClientData, device: str) -> ClientData:
+    parts = (client.train, client.validation, client.test)
+    return ClientData(client.name, *(Samples(part.x.to(device), part.y.to(device)) for part in parts))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

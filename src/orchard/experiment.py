@@ -1,0 +1,253 @@
+"""What a run is: one validated definition, read from and written to TOML.
+
+Defaults are the paper's (12 clients, 160 rounds of 5 epochs, batch 256, learning rate 0.01), except where a
+dataset is too small for them: see `DATASET_DEFAULTS`.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
+
+from orchard.errors import Refusal
+
+if TYPE_CHECKING:
+    from orchard.contract import Client, Federation, Server
+
+MOMENTUM = 0.9
+"""β of every optimiser, as in the paper."""
+
+DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "digits": {
+        "clients": 8,
+        "partition": {"name": "dirichlet", "alpha": 0.5},
+        "batch_size": 16,
+        "rounds": 25,
+    },
+}
+
+
+class Settings(BaseModel):
+    """A frozen group of settings that refuses unknown keys and wrong types.
+
+    A validator's ValueError starts with the field it is about, e.g. ``budget = 12: at most 7 ...``.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        known = list(cls.model_fields)
+        for key in values if isinstance(values, Mapping) else ():
+            if key not in known:
+                raise ValueError(f"{key}: unknown key; {nearest(key, known)}")
+        return values
+
+
+class Pathological(Settings):
+    """Two classes a client."""
+
+    name: Literal["pathological"] = "pathological"
+    seed: int = Field(42, ge=0, lt=2**32)
+    strict: bool = Field(False, description="redraw until no client gets the same class twice")
+
+
+class Practical(Settings):
+    """Every client holds every class; of each class one client holds 80 %, one 10 %, the others 1 %."""
+
+    name: Literal["practical"] = "practical"
+    seed: int = Field(42, ge=0, lt=2**32)
+
+
+class Dirichlet(Settings):
+    """The shares of each class are drawn from a symmetric Dirichlet distribution."""
+
+    name: Literal["dirichlet"] = "dirichlet"
+    seed: int = Field(42, ge=0, lt=2**32)
+    alpha: float = Field(0.5, gt=0, allow_inf_nan=False)
+
+
+class MethodSettings(Settings):
+    """A method: its parameters, and the two halves made from them."""
+
+    moment: ClassVar[Literal["trained", "exchanged"]] = "trained"
+    """When its accuracy counts: right after local training, or after the uploads have reached everyone."""
+
+    name: str
+
+    def check(self, experiment: "Experiment") -> None:
+        """Raise ValueError where a parameter does not fit the rest of the experiment."""
+
+    def client(self, index: int, federation: "Federation") -> "Client":
+        """Make the half that lives at client `index`."""
+        raise NotImplementedError
+
+    def server(self, federation: "Federation") -> "Server":
+        """Make the half that lives at the server."""
+        raise NotImplementedError
+
+
+def _named(value: object) -> object:
+    """Let ``"apple"`` stand for ``{"name": "apple"}``."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _method(value: object) -> object:
+    value = _named(value)
+    if not isinstance(value, Mapping):
+        return value
+    # A late import: an experiment names a method, and the method's file may stand anywhere.
+    from orchard.methods import method_settings
+
+    return method_settings(str(value.get("name", "apple"))).model_validate(dict(value))
+
+
+PartitionSettings = Pathological | Practical | Dirichlet
+Partition = Annotated[PartitionSettings, Field(discriminator="name"), BeforeValidator(_named)]
+Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
+LaxPath = Annotated[Path, Field(strict=False)]
+
+
+class Experiment(Settings):
+    """Everything that defines a run."""
+
+    dataset: str = Field("digits", description="a dataset's name")
+    data_dir: LaxPath | None = Field(None, description="where data files are; else $ORCHARD_DATA")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the training data used; tests stay whole")
+    clients: int = Field(12, ge=1)
+    partition: Partition = Practical()
+    method: Method = Field(default_factory=lambda: _method("apple"), validate_default=True)
+    model: str | Callable[..., Any] = Field(
+        "cnn", description='a name, a factory, or "package.module:factory"'
+    )
+    rounds: int = Field(160, ge=1)
+    epochs: int = Field(5, ge=1, description="local epochs a round")
+    batch_size: int = Field(256, ge=1)
+    lr: float = Field(0.01, ge=0, allow_inf_nan=False, description="η1, the networks' learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="both learning rates shrink by this factor a round")
+    seed: int = Field(42, ge=0, lt=2**63, description="of initial models, batch order and choices of cores")
+    workers: int | None = Field(
+        None, ge=1, description="clients trained at the same time; default: the cores"
+    )
+    threads: int = Field(1, ge=1, description="compute threads a worker")
+    device: str = "cpu"
+    out: LaxPath | None = Field(None, description="the run's folder; none: nothing is written")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_defaults_of_the_dataset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        defaults = {"partition": {"name": "practical"}}
+        defaults |= DATASET_DEFAULTS.get(str(values.get("dataset", "digits")), {})
+        partition = values.get("partition")
+        if isinstance(partition, Mapping) and "name" not in partition:
+            values = {**values, "partition": {**defaults["partition"], **partition}}
+        return {**defaults, **values}
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        try:
+            self.method.check(self)
+        except ValueError as error:
+            raise ValueError(f"method.{error}") from None
+        return self
+
+    @field_serializer("model")
+    def _name_of_the_model(self, model: str | Callable[..., Any]) -> str:
+        return model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+
+    def learning_rate(self, round: int) -> float:
+        """η1 in a round."""
+        return self.lr * self.decay(round)
+
+    def decay(self, round: int) -> float:
+        """Return the factor on all learning rates in a round."""
+        return self.lr_decay**round
+
+    def to_toml(self) -> str:
+        """Write the whole experiment, defaults included, as TOML."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_experiment(
+    path: Path | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
+) -> Experiment:
+    """Read an experiment from a TOML file, then apply overrides, then ``a.b=c`` assignments."""
+    values: dict[str, Any] = _read_toml(path) if path else {}
+    values.update({key: value for key, value in (overrides or {}).items() if value is not None})
+    for assignment in assignments:
+        _assign(values, assignment)
+    try:
+        return Experiment.model_validate(values)
+    except ValidationError as error:
+        raise Refusal(explain(error)) from None
+
+
+def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
+    """Say for each problem which field it is about, what was given, and what is allowed."""
+    lines = []
+    for problem in error.errors():
+        # The discriminator of a union stands in the location as if it were a field; it is not one.
+        tags = {"pathological", "practical", "dirichlet"}
+        place = (*prefix, *(str(part) for part in problem["loc"] if part not in tags))
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, ValidationError):
+            lines.append(explain(cause, place))
+        elif problem["type"] == "value_error":
+            lines.append(".".join((*place, str(cause))))
+        else:
+            message = problem["msg"][0].lower() + problem["msg"][1:]
+            lines.append(f"{'.'.join(place)} = {problem['input']!r}: {message}")
+    return "\n".join(lines)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return a hint for a name that does not exist: the nearest one that does, else all of them."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise Refusal(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path}: is not valid TOML: {error}") from None
+
+
+def _assign(values: dict[str, Any], assignment: str) -> None:
+    """Apply one ``a.b=c``; c is read as TOML, or else taken as a plain string."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not all(key.split(".")):
+        raise Refusal(f"--set {assignment}: expected KEY=VALUE, e.g. --set method.mu=0.1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *groups, last = key.split(".")
+    for group in groups:
+        table = _named(values.get(group, {}))
+        if not isinstance(table, dict):
+            raise Refusal(f"--set {assignment}: '{group}' is not a group of settings")
+        values[group] = table = dict(table)
+        values = table
+    values[last] = value

@@ -1,0 +1,193 @@
+"""APPLE: adaptively learning to personalise.
+
+J. Luo and S. Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning",
+IJCAI 2022.
+
+The server keeps one core model C_j for each client and nothing else. Client i keeps its core w_i, its
+directed relationships p_i (which never leave it) and its last copies Ĉ_j of the other cores. Each step:
+
+    w^p = p_ii·w_i + Σ_{j≠i} p_ij·Ĉ_j                 the personalised model
+    g   = ∇L(w^p)                                     one forward and backward of one network
+    w_i steps on   p_ii·g                             with learning rate η1
+    p_i steps on   ⟨g, W_j⟩ + λ(r)·μ·(p_ij − p0_j)    with learning rate η2; W_i = w_i, W_j = Ĉ_j
+
+w^p is linear in (w_i, p_i), so by the chain rule both gradients are exact for any architecture. p0_j = n_j/n.
+λ fades from 1 to 0 over the first L = int(R·scheduler_fraction) rounds, like a cosine or as 10^(−3r/L).
+
+With a budget M < N−1 a client downloads M cores a round: first those it never had (ties at random), then
+others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from orchard.contract import Federation, Notes, Reply, Upload
+from orchard.experiment import MOMENTUM, MethodSettings
+from orchard.randomness import generator
+from orchard.training import MomentumSGD, Site, check_finite, gradient, train
+from orchard.vector import as_matrix, empty_matrix
+
+if TYPE_CHECKING:
+    from orchard.experiment import Experiment
+
+
+class Apple(MethodSettings):
+    """APPLE's parameters; the defaults are the paper's for MNIST, practical split."""
+
+    name: Literal["apple"] = "apple"
+    relationship_lr: float = Field(1e-3, ge=0, allow_inf_nan=False, description="η2")
+    mu: float = Field(0.01, ge=0, allow_inf_nan=False, description="μ, the weight of the proximal term")
+    scheduler: Literal["cos", "exp"] = Field("cos", description="how λ fades")
+    scheduler_fraction: float = Field(0.3, ge=0, le=1, description="L as a share of all rounds")
+    budget: int | None = Field(None, ge=1, description="M, cores downloaded a round; none: all")
+    selection: Literal["paper", "uniform"] = Field("paper", description="which cores, under a budget")
+
+    def check(self, experiment: "Experiment") -> None:
+        """Refuse a budget that is no limit, and a proximal term on which SGD diverges."""
+        if self.budget is not None and self.budget > experiment.clients - 1:
+            raise ValueError(
+                f"budget = {self.budget}: at most clients − 1 = {experiment.clients - 1} others to download"
+            )
+        limit = 2 * (1 + MOMENTUM)
+        strength = self.relationship_lr * self.mu * self.proximal_weight(0, experiment.rounds)
+        if strength > limit:
+            raise ValueError(
+                f"mu = {self.mu:g}: relationship_lr × mu = {strength:g} makes SGD on the proximal term diverge; "
+                f"at most {limit:g} (for relationships frozen at their start set relationship_lr = 0)"
+            )
+
+    def proximal_weight(self, round: int, rounds: int) -> float:
+        """λ(r)."""
+        last = int(rounds * self.scheduler_fraction)
+        if round >= last:
+            return 0.0
+        if self.scheduler == "cos":
+            return (math.cos(math.pi * round / last) + 1) / 2
+        return float(10 ** (-3 * round / last))
+
+    def client(self, index: int, federation: Federation) -> "AppleClient":
+        """Make the client half."""
+        return AppleClient(self, index, federation)
+
+    def server(self, federation: Federation) -> "AppleServer":
+        """Make the server half."""
+        return AppleServer(self, federation)
+
+
+class AppleClient:
+    """A core model, the directed relationships, and the last copies of the others' cores."""
+
+    def __init__(self, settings: Apple, index: int, federation: Federation) -> None:
+        self.settings = settings
+        self.index = index
+        self.experiment = federation.experiment
+        self.core = federation.initial_core(index)
+        self.prox_centre = torch.tensor(federation.shares, dtype=self.core.dtype, device=self.core.device)
+        self.relationships = self.prox_centre.clone()
+        self.others = torch.ones_like(self.relationships)
+        self.others[index] = 0
+        self.copies = [None if j == index else federation.initial_core(j) for j in range(federation.clients)]
+        self.downloaded: frozenset[int] = frozenset()
+
+    def wants(self, round: int) -> tuple[int, ...]:
+        """Choose at most M cores: the ones never had, then by the strength of the relationship."""
+        others = [j for j in range(len(self.copies)) if j != self.index]
+        budget = self.settings.budget or len(others)
+        if budget == len(others):
+            return tuple(others)
+        # Largest keys |p|·ln b + Gumbel noise: a draw without replacement with weights b^|p|.
+        keys = generator(self.experiment.seed, "cores", self.index, round).gumbel(size=len(others))
+        never_had = np.zeros(len(others), dtype=bool)
+        if self.settings.selection == "paper":
+            base = max(1.5, round * budget / len(self.copies))
+            keys += math.log(base) * self.relationships[others].abs().double().cpu().numpy()
+            never_had = np.array([j not in self.downloaded for j in others])
+        ranking = np.lexsort((keys, never_had))
+        return tuple(sorted(others[k] for k in ranking[-budget:]))
+
+    def receive(self, site: Site, reply: Reply) -> None:
+        """Replace the copies of the cores that came; the others stay as they were."""
+        self.copies = [reply.models.get(j, copy) for j, copy in enumerate(self.copies)]
+        self.downloaded |= reply.models.keys()
+
+    def train(self, site: Site, round: int) -> float:
+        """Train the core and the relationships together."""
+        network, settings, i = site.network, self.settings, self.index
+        core, p = self.core.clone(), self.relationships.clone()
+        p_gradient = torch.empty_like(p)
+        copies = as_matrix(self.copies, like=core)
+        decay = self.experiment.decay(round)
+        core_sgd = MomentumSGD(core, self.experiment.lr * decay)
+        p_sgd = MomentumSGD(p, settings.relationship_lr * decay)
+        pull = settings.mu * settings.proximal_weight(round, self.experiment.rounds)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            self._mix(core, p, copies, out=network.vector)
+            loss = gradient(network, x, y)
+            torch.mv(copies, network.gradient, out=p_gradient)
+            p_gradient[i] = torch.dot(core, network.gradient)
+            p_gradient.add_(p - self.prox_centre, alpha=pull)
+            core_sgd.step(network.gradient.mul_(p[i]))
+            p_sgd.step(p_gradient)
+            return loss
+
+        loss = train(site, round, step)
+        check_finite("core model", core)
+        check_finite("vector of directed relationships", p)
+        self.core, self.relationships = core, p
+        return loss
+
+    def _mix(self, core: Tensor, p: Tensor, copies: Tensor, out: Tensor) -> None:
+        """Compute w^p; the own row of the copies counts for nothing, the live core stands in for it."""
+        torch.mv(copies.t(), p * self.others, out=out)
+        out.addcmul_(core, p[self.index])
+
+    def personalised(self) -> Tensor:
+        """Return w^p."""
+        mixed = torch.empty_like(self.core)
+        self._mix(self.core, self.relationships, as_matrix(self.copies, like=self.core), out=mixed)
+        return mixed
+
+    def upload(self) -> Tensor:
+        """Return the core model, never the personalised one."""
+        return self.core
+
+    def notes(self) -> Notes:
+        """Return p_i, for a simulation to look at."""
+        return {"relationships": self.relationships.tolist()}
+
+
+class AppleServer:
+    """The core models, and nothing else."""
+
+    def __init__(self, settings: Apple, federation: Federation) -> None:
+        self.limited = settings.budget is not None
+        self.cores = self._stored([federation.initial_core(j) for j in range(federation.clients)])
+
+    def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
+        """Return the cores a client asked for; its own it has already."""
+        return {j: self.cores[j] for j in wants if j != client}
+
+    def collect(self, uploads: Mapping[int, Upload]) -> None:
+        """Replace the cores that were uploaded."""
+        new = [uploads[j].vector if j in uploads else core for j, core in enumerate(self.cores)]
+        self.cores = self._stored(new)
+
+    def _stored(self, cores: list[Tensor]) -> list[Tensor]:
+        """Keep cores that everyone downloads as the rows of one matrix, which `as_matrix` hands on uncopied.
+
+        Under a budget clients keep copies of different ages. Then each core stands alone, because a row that
+        somebody still holds would keep its whole matrix alive.
+        """
+        if self.limited:
+            return cores
+        matrix = empty_matrix(len(cores), like=cores[0])
+        for row, core in zip(matrix, cores, strict=True):
+            row.copy_(core)
+        return list(matrix)

@@ -1,0 +1,148 @@
+"""The networks: the paper's CNN, and any factory of your own.
+
+A factory is called with those of `shape` (of one sample, e.g. ``(1, 28, 28)``) and `classes` that it names
+as parameters, and returns an `nn.Module` that maps a batch of samples to one score per class.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchard.errors import Refusal
+from orchard.experiment import nearest
+from orchard.vector import lay_out_channels_last
+
+_global_generator = threading.RLock()
+
+
+class CNN(nn.Module):
+    """The paper's network: two 5×5 convolutions (20, 50), 500 hidden units."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        after = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+        if min(after) < 1:
+            raise ValueError(f"the CNN needs images of at least 16×16 pixels, not {height}×{width}")
+        self.conv1 = nn.Conv2d(channels, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        self.hidden = nn.Linear(50 * after[0] * after[1], 500)
+        self.output = nn.Linear(500, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a batch of images."""
+        # ReLU after pooling gives the same values and gradients as before it, on a quarter of the pixels.
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        x = functional.relu(self.hidden(x.flatten(1)))
+        scores: Tensor = self.output(x)
+        return scores
+
+
+class MLP(nn.Module):
+    """One hidden layer of 200 units, for samples of any shape."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(int(torch.Size(shape).numel()), 200)
+        self.output = nn.Linear(200, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a batch of samples."""
+        scores: Tensor = self.output(functional.relu(self.hidden(x.flatten(1))))
+        return scores
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "mlp": MLP}
+
+
+def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the factory that a name, a ``package.module:factory`` or a callable stands for."""
+    if not isinstance(model, str):
+        return model
+    if model in MODELS:
+        return MODELS[model]
+    module, colon, attribute = model.partition(":")
+    if not colon:
+        raise Refusal(
+            f"model = {model!r}: unknown model; {nearest(model, list(MODELS))} "
+            '(for your own write "package.module:factory")'
+        )
+    try:
+        factory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Refusal(f"model = {model!r}: cannot be imported: {error}") from None
+    if not callable(factory):
+        raise Refusal(f"model = {model!r}: is not callable")
+    return factory  # type: ignore[no-any-return]
+
+
+def build(model: str | Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """Build a model with initial values that depend on the seed alone, tried on one batch of zeros.
+
+    Convolutions run faster with channels last; a model that cannot (``x.view(n, -1)`` after a convolution
+    needs the ordinary order) keeps the ordinary order.
+    """
+    factory = find_factory(model)
+    parameters = inspect.signature(factory).parameters
+    arguments = {k: v for k, v in {"shape": shape, "classes": classes}.items() if k in parameters}
+    try:
+        with seeded_layers(seed):
+            module = factory(**arguments)
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"the factory returned {type(module).__name__}, not an nn.Module")
+            _try_out(module, shape, classes)
+            ordinary = [p.data for p in module.parameters()]
+            lay_out_channels_last(module)
+            try:
+                _try_out(module, shape, classes)
+            except RuntimeError:
+                for p, data in zip(module.parameters(), ordinary, strict=True):
+                    p.data = data
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise Refusal(f"model = {_name(model)!r}: does not fit samples of shape {shape}: {error}") from error
+    return module
+
+
+def _try_out(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Run one batch forward, in evaluation mode so that no statistics move; also settles lazy layers."""
+    training = module.training
+    with torch.no_grad():
+        scores = module.eval()(torch.zeros(2, *shape))
+    module.train(training)
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"a batch of 2 should give scores of shape (2, {classes}), gave {got}")
+
+
+@contextmanager
+def seeded_layers(seed: int) -> Iterator[None]:
+    """Let PyTorch's layers draw (initial values, dropout) from a seed, leaving the global generator as it was.
+
+    Layers know only the process-wide generator, so no two threads may be in here at once.
+    """
+    with _global_generator, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def draws_randomly(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Tell whether the model draws random numbers while training (dropout and the like)."""
+    with seeded_layers(0), torch.no_grad():
+        before = torch.default_generator.get_state()
+        state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        module.train()(torch.zeros(2, *shape))
+        for name, buffer in module.named_buffers():
+            buffer.copy_(state[name])
+        return not torch.equal(before, torch.default_generator.get_state())
+
+
+def _name(model: str | Callable[..., Any]) -> str:
+    return model if isinstance(model, str) else getattr(model, "__qualname__", repr(model))

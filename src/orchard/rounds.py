@@ -1,0 +1,62 @@
+"""The round loop: the same for every method and every engine."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from orchard.contract import Answer, Failure, Federation, Notes, Reply, Server
+from orchard.engines import Engine
+from orchard.errors import Refusal
+from orchard.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one exchange of messages brought."""
+
+    round: int
+    seconds: float
+    answers: Mapping[int, Answer | Failure]
+    bytes_down: Mapping[int, int]
+    bytes_up: Mapping[int, int]
+    notes: Sequence[Notes]
+
+
+def form_federation(experiment: Experiment, engine: Engine) -> Federation:
+    """Ask the clients what they bring, and make sure that it fits together."""
+    enrolments = engine.enrol()
+    kinds = {(e.shape, e.classes) for e in enrolments}
+    if len(kinds) != 1:
+        raise Refusal(f"clients differ in the shape of samples or the number of classes: {sorted(kinds)}")
+    shape, classes = kinds.pop()
+    return Federation(experiment, tuple(e.samples for e in enrolments), shape, classes)
+
+
+def run_rounds(
+    federation: Federation, server: Server, engine: Engine, first_wants: Sequence[tuple[int, ...]]
+) -> Iterator[Exchange]:
+    """Run all rounds, and one more exchange in which the clients only evaluate what the last round gave."""
+    wants = dict(enumerate(first_wants))
+    for r in range(federation.experiment.rounds + 1):
+        began = time.perf_counter()
+        replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
+        answers = engine.exchange(replies)
+        good = {i: answer for i, answer in answers.items() if isinstance(answer, Answer)}
+        uploads = {i: answer.upload for i, answer in good.items() if answer.upload is not None}
+        if uploads:
+            server.collect(uploads)
+        wants.update({i: answer.wants for i, answer in good.items()})
+        yield Exchange(
+            round=r,
+            seconds=time.perf_counter() - began,
+            answers=answers,
+            bytes_down={i: sum(map(_size, reply.models.values())) for i, reply in replies.items()},
+            bytes_up={i: _size(upload.vector) for i, upload in uploads.items()},
+            notes=engine.notes(),
+        )
+
+
+def _size(vector: Tensor) -> int:
+    return vector.numel() * vector.element_size()

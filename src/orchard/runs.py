@@ -1,0 +1,121 @@
+"""A run: from an experiment to its result, and the folder that keeps it.
+
+The folder holds `experiment.toml` (everything that defines the run), `federation.json` (who holds what),
+`metrics.jsonl` (a line a round) and `summary.json`. All of it is plain text, readable without Orchard.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from orchard.contract import Failure
+from orchard.data import ClientArrays, FederatedData, deal, from_arrays, load_dataset
+from orchard.engines.local import LocalEngine
+from orchard.errors import Refusal, RunFailed
+from orchard.experiment import Experiment
+from orchard.results import Result, Round
+from orchard.rounds import Exchange, form_federation, run_rounds
+
+Progress = Callable[[Exchange], None]
+"""Called after every exchange."""
+
+
+def run(
+    experiment: Experiment,
+    data: Sequence[ClientArrays] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Run an experiment in this process.
+
+    `data` hands over each client's data as arrays; the experiment's dataset is then "arrays".
+    """
+    _refuse_missing_device(experiment.device)
+    federated = load_data(experiment, data)
+    with LocalEngine(experiment, federated) as engine:
+        federation = form_federation(experiment, engine)
+        server = experiment.method.server(federation)
+        wants = engine.start(federation)
+        result = Result(experiment, federated, federation, engine.notes())
+        folder = RunFolder.create(experiment.out, result) if experiment.out else None
+        for exchange in run_rounds(federation, server, engine, wants):
+            finished = result.add(exchange)
+            if folder and finished:
+                folder.append(finished)
+            last = experiment.rounds - (experiment.method.moment == "trained")
+            if exchange.round == last:
+                result.models = engine.models()
+            if progress:
+                progress(exchange)
+            _stop_on_failure(exchange, result, folder)
+    if folder:
+        folder.finish(result, "finished")
+    return result
+
+
+def load_data(experiment: Experiment, data: Sequence[ClientArrays] | None = None) -> FederatedData:
+    """Load and deal out the experiment's data, or take what was handed over."""
+    if data is not None:
+        if experiment.dataset != "arrays":
+            raise Refusal(
+                f'dataset = {experiment.dataset!r}: data were handed over, so set dataset = "arrays"'
+            )
+        return from_arrays(data, experiment)
+    if experiment.dataset == "arrays":
+        raise Refusal("dataset = 'arrays': hand the data over in Python: orchard.run(experiment, data=[...])")
+    return deal(load_dataset(experiment), experiment)
+
+
+def _stop_on_failure(exchange: Exchange, result: Result, folder: "RunFolder | None") -> None:
+    failures = [answer for answer in exchange.answers.values() if isinstance(answer, Failure)]
+    if failures:
+        if folder:
+            folder.append(result.rounds[-1])
+            folder.finish(result, "failed")
+        raise RunFailed("\n".join(failure.reason for failure in failures)) from failures[0].error
+
+
+def _refuse_missing_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise Refusal(f"device = {name!r}: is not available here: {str(error).splitlines()[0]}") from None
+
+
+class RunFolder:
+    """Writes a run's folder as the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, result: Result) -> "RunFolder":
+        """Make a new folder; one that holds anything already is left alone."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise Refusal(f"out = '{path}': holds something already; name a new folder")
+        except OSError as error:
+            raise Refusal(f"out = '{path}': cannot be used as a folder: {error.strerror}") from None
+        folder = cls(path)
+        (path / "experiment.toml").write_text(result.experiment.to_toml(), "utf-8")
+        folder._write_json("federation.json", result.who_holds_what())
+        return folder
+
+    def append(self, finished: Round) -> None:
+        """Add a round's line to the metrics."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finished.as_json()) + "\n")
+
+    def finish(self, result: Result, state: str) -> None:
+        """Write the summary."""
+        self._write_json("summary.json", {"state": state, **result.summary()})
+
+    def _write_json(self, name: str, content: object) -> None:
+        """Write a file whole or not at all."""
+        temporary = self.path / f".{name}.new"
+        temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        os.replace(temporary, self.path / name)

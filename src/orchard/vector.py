@@ -1,0 +1,106 @@
+"""A module as one flat vector.
+
+All trainable parameters of a module become views into one contiguous tensor, and their gradients views into
+another. So mixing models is a matrix-vector product, an upload is a copy, and methods never walk named
+parameters. What is not trainable stays beside the vector, local to the client, and is never mixed or sent:
+buffers (mixed BatchNorm variances could turn negative) and frozen parameters (equal everywhere already).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+ROW_ALIGNMENT = 16
+"""Rows of a matrix of models start at multiples of this many elements (64 bytes in float32), so that a
+product with it takes the same vectorised path, and gives the same bits, for every row and every run."""
+
+
+class Network:
+    """A module whose trainable parameters and gradients live in two flat tensors."""
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device)
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError("the model has no trainable parameter")
+        dtypes = {p.dtype for p in parameters}
+        if len(dtypes) > 1:
+            raise ValueError(f"the model mixes parameter types: {sorted(map(str, dtypes))}")
+        size = sum(p.numel() for p in parameters)
+        self.vector = torch.zeros(size, dtype=dtypes.pop(), device=device)
+        self.gradient = torch.zeros_like(self.vector)
+        start = 0
+        for p in parameters:
+            part = slice(start, start + p.numel())
+            start = part.stop
+            view = _shaped_like(p, self.vector[part])
+            view.copy_(p.detach())
+            p.data = view
+            p.grad = _shaped_like(p, self.gradient[part])
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copy the buffers, which belong to a client and not to its model."""
+        return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+
+    def load_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """Take over a client's buffers."""
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def release(self) -> nn.Module:
+        """Give the module back as an ordinary one, in evaluation mode; this network is then of no more use."""
+        for p in self.module.parameters():
+            p.data = p.data.clone()
+            p.grad = None
+        return self.module.eval()
+
+
+def _shaped_like(parameter: Tensor, flat: Tensor) -> Tensor:
+    """View a flat piece in a parameter's shape and memory format (channels last stays channels last)."""
+    if parameter.dim() == 4:
+        n, c, h, w = parameter.shape
+        if parameter.stride() == (h * w * c, 1, w * c, c):
+            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+    return flat.view(parameter.shape)
+
+
+def lay_out_channels_last(module: nn.Module) -> None:
+    """Lay out convolutions with channels last.
+
+    Unlike `Module.to(memory_format=...)` this also marks those with one input channel, for which both orders
+    are the same in memory: the strides of the first convolution decide the layout of all that follow.
+    """
+    for p in module.parameters():
+        if p.dim() == 4:
+            n, c, h, w = p.shape
+            p.data = p.new_empty(n, h, w, c).permute(0, 3, 1, 2).copy_(p.detach())
+
+
+def empty_matrix(rows: int, like: Tensor) -> Tensor:
+    """Return an uninitialised matrix of models, one aligned row for each, all shaped like one of them."""
+    size = like.numel()
+    stride = -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return torch.empty((rows, stride), dtype=like.dtype, device=like.device)[:, :size]
+
+
+def as_matrix(rows: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Return models as the rows of one matrix; an absent one's row holds any finite values.
+
+    Where they already are the rows of one matrix, in order, it is returned itself: clients that train with
+    the same cores then share them, in memory and in the processor's cache.
+    """
+    shared = next((row._base for row in rows if row is not None), None)
+    stride = empty_matrix(0, like).stride(0)
+    if (
+        shared is not None
+        and shared.shape == (len(rows), stride)
+        and all(
+            r is None or (r._base is shared and r.storage_offset() == j * stride) for j, r in enumerate(rows)
+        )
+    ):
+        return shared[:, : like.numel()]
+    matrix = empty_matrix(len(rows), like)
+    for j, row in enumerate(rows):
+        matrix[j] = 0 if row is None else row
+    return matrix

@@ -1,0 +1,115 @@
+"""An experiment is refused before anything runs, or it is exactly what was asked for."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from orchard.errors import Refusal
+from orchard.experiment import Experiment, load_experiment
+from orchard.methods.apple import Apple
+
+
+def test_defaults_are_the_papers() -> None:
+    paper = Experiment(dataset="mnist")
+    assert (paper.clients, paper.rounds, paper.epochs, paper.batch_size, paper.lr) == (12, 160, 5, 256, 0.01)
+    assert paper.partition.name == "practical"
+    assert paper.method == Apple(relationship_lr=1e-3, mu=0.01, scheduler="cos", scheduler_fraction=0.3)
+
+
+def test_digits_have_defaults_of_their_own() -> None:
+    digits = Experiment()
+    assert (digits.dataset, digits.clients, digits.rounds, digits.batch_size) == ("digits", 8, 25, 16)
+    assert digits.partition.model_dump() == {"name": "dirichlet", "seed": 42, "alpha": 0.5}
+    assert Experiment(clients=5).clients == 5
+
+
+@given(
+    rounds=st.integers(1, 500),
+    seed=st.integers(0, 2**63 - 1),
+    lr=st.floats(0, 10),
+    mu=st.floats(0, 100),
+    scheduler=st.sampled_from(["cos", "exp"]),
+    partition=st.sampled_from(["practical", "pathological", "dirichlet"]),
+    workers=st.none() | st.integers(1, 8),
+)
+def test_toml_round_trip_is_exact(**values: object) -> None:
+    method = {"name": "apple", "mu": values.pop("mu"), "scheduler": values.pop("scheduler")}
+    experiment = Experiment.model_validate({**values, "method": method})
+    assert Experiment.model_validate(tomllib.loads(experiment.to_toml())) == experiment
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("roundz=3", "roundz: unknown key; did you mean 'rounds'?"),
+        ("method.mue=3", "method.mue: unknown key; did you mean 'mu'?"),
+        ("partition.alfa=3", "partition.alfa: unknown key; did you mean 'alpha'?"),
+        ("rounds=many", "rounds = 'many': input should be a valid integer"),
+        ("rounds=2.5", "rounds = 2.5: input should be a valid integer"),
+        ("rounds=true", "rounds = True: input should be a valid integer"),
+        ("clients=0", "clients = 0: input should be greater than or equal to 1"),
+        ("fraction=0", "fraction = 0: input should be greater than 0"),
+        ("fraction=1.5", "fraction = 1.5: input should be less than or equal to 1"),
+        ("lr=nan", "lr = nan: input should be a finite number"),
+        ("partition.alpha=0", "partition.alpha = 0: input should be greater than 0"),
+        (
+            "partition=even",
+            "partition = {'name': 'even'}: input tag 'even' found using 'name' does not match",
+        ),
+        ("method=aple", "method.name = 'aple': unknown method; did you mean 'apple'?"),
+        ("method.budget=8", "method.budget = 8: at most clients − 1 = 7 others to download"),
+        ("method.budget=0", "method.budget = 0: input should be greater than or equal to 1"),
+        ("method.mu=4000", "method.mu = 4000: relationship_lr × mu = 4 makes SGD"),
+        ("method.scheduler=linear", "method.scheduler = 'linear': input should be 'cos' or 'exp'"),
+        ("rounds.deep=1", "--set rounds.deep=1: 'rounds' is not a group of settings"),
+        ("rounds", "--set rounds: expected KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_named(setting: str, message: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        load_experiment(overrides={"rounds": 10}, assignments=[setting])
+    assert message in str(refusal.value)
+
+
+def test_several_problems_are_all_named() -> None:
+    with pytest.raises(Refusal) as refusal:
+        load_experiment(assignments=["rounds=0", "clients=0"])
+    assert [line.split(" = ")[0] for line in str(refusal.value).splitlines()] == ["clients", "rounds"]
+
+
+def test_in_python_a_bad_value_is_a_validation_error() -> None:
+    with pytest.raises(ValidationError, match="clients"):
+        Experiment(clients=0)
+
+
+def test_divergence_is_judged_where_the_proximal_term_is_strongest() -> None:
+    limit = 3.8
+    assert Experiment(method=Apple(relationship_lr=1.0, mu=limit)).method
+    with pytest.raises(ValidationError, match="diverge"):
+        Experiment(method=Apple(relationship_lr=1.0, mu=limit + 0.01))
+    # Without a single round of proximal term, or with frozen relationships, nothing can diverge.
+    assert Experiment(method=Apple(relationship_lr=1.0, mu=1000.0, scheduler_fraction=0.0)).method
+    assert Experiment(method=Apple(relationship_lr=0.0, mu=1e9)).method
+
+
+def test_file_then_options_then_assignments(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('rounds = 7\nseed = 1\nmethod = "apple"\n[partition]\nname = "practical"\nseed = 3\n')
+    experiment = load_experiment(
+        file, overrides={"seed": 2, "dataset": None}, assignments=["method.mu=0.5", "partition.seed=4"]
+    )
+    assert (experiment.rounds, experiment.seed, experiment.dataset) == (7, 2, "digits")
+    assert experiment.partition.model_dump() == {"name": "practical", "seed": 4}
+    assert experiment.method.model_dump()["mu"] == 0.5
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"none\.toml: cannot be read: No such file"):
+        load_experiment(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(Refusal, match=r"bad\.toml: is not valid TOML"):
+        load_experiment(tmp_path / "bad.toml")
