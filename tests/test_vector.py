@@ -61,9 +61,7 @@ CASES: list[tuple[Factory, tuple[int, ...], int]] = [
 
 @pytest.mark.parametrize(("factory", "shape", "size"), CASES)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_state_dict_survives_exactly(
-    factory: Factory, shape: tuple[int, ...], size: int, channels_last: bool
-) -> None:
+def test_state_dict_survives_exactly(factory: Factory, shape: tuple[int, ...], size: int, channels_last: bool) -> None:
     module, other = factory(), factory()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     if channels_last:
@@ -104,32 +102,32 @@ def test_gradients_land_in_the_vector(factory: Factory, shape: tuple[int, ...], 
 def test_channels_last_is_kept_even_for_one_input_channel() -> None:
     module = CNN((1, 28, 28), 10)
     lay_out_channels_last(module)
-    network = Network(module)
-    assert network.module.conv1.weight.stride() == (25, 1, 5, 1)
-    assert network.module.conv2.weight.is_contiguous(memory_format=torch.channels_last)
-    features = network.module.conv1(torch.zeros(2, 1, 28, 28))
+    Network(module)
+    assert module.conv1.weight.stride() == (25, 1, 5, 1)
+    assert module.conv2.weight.is_contiguous(memory_format=torch.channels_last)
+    features = module.conv1(torch.zeros(2, 1, 28, 28))
     assert features.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_changing_the_vector_changes_the_module() -> None:
-    network = Network(nn.Linear(3, 2))
-    network.vector.copy_(torch.arange(8.0))
-    assert network.module.weight.tolist() == [[0, 1, 2], [3, 4, 5]]  # type: ignore[operator, union-attr]
-    assert network.module.bias.tolist() == [6, 7]  # type: ignore[operator, union-attr]
+    module = nn.Linear(3, 2)
+    Network(module).vector.copy_(torch.arange(8.0))
+    assert module.weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert module.bias.tolist() == [6, 7]
 
 
 def test_tied_parameters_stay_tied_and_count_once() -> None:
-    network = Network(Tied())
-    assert network.module.encode.weight is network.module.decode.weight
+    module = Tied()
+    Network(module)
+    assert module.encode.weight is module.decode.weight
 
 
 def test_frozen_parameters_stay_local() -> None:
     module = Frozen()
     before = module.backbone.weight.clone()
-    network = Network(module)
-    network.vector.zero_()
-    assert torch.equal(network.module.backbone.weight, before)  # type: ignore[union-attr, arg-type]
-    assert network.module.backbone.weight.grad is None  # type: ignore[union-attr]
+    Network(module).vector.zero_()
+    assert torch.equal(module.backbone.weight, before)
+    assert module.backbone.weight.grad is None
 
 
 def test_buffers_stay_beside_the_vector() -> None:
@@ -143,11 +141,13 @@ def test_buffers_stay_beside_the_vector() -> None:
 
 
 def test_a_released_module_shares_nothing() -> None:
-    network = Network(nn.Linear(3, 2))
-    module = network.release()
-    before = module.weight.clone()  # type: ignore[operator, union-attr]
+    module = nn.Linear(3, 2)
+    network = Network(module)
+    released = network.release()
+    before = module.weight.clone()
     network.vector.zero_()
-    assert torch.equal(module.weight, before)  # type: ignore[arg-type]
+    assert released is module
+    assert torch.equal(module.weight, before)
     assert not module.training
 
 

@@ -14,6 +14,9 @@ from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
 
+PLAIN_WIDTH = 120
+"""Columns where there is no terminal to ask."""
+
 
 @contextmanager
 def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | None]:
@@ -37,9 +40,7 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | Non
             done, total = exchange.round + 1, experiment.rounds
             if done <= total:
                 left = (time.monotonic() - began) / done * (total - done)
-                console.print(
-                    f"round {done}/{total}  {_figures(exchange)}  {left:.0f} s left", soft_wrap=True
-                )
+                console.print(f"round {done}/{total}  {_figures(exchange)}  {left:.0f} s left", soft_wrap=True)
 
         yield say
 
@@ -71,12 +72,12 @@ def _figures(exchange: Exchange) -> str:
 def print_result(result: Result) -> None:
     """Print a table of clients and the run's headline on standard output."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     console.print(_table(result))
     best, last, selected = result.best, result.last, result.selected
     console.print(f"[bold]BMCTA {best.accuracy:.2%}[/] {_when(best)} (best mean client test accuracy)")
-    console.print(
-        f"last round {last.accuracy:.2%}; chosen by validation {selected.accuracy:.2%} {_when(selected)}"
-    )
+    console.print(f"last round {last.accuracy:.2%}; chosen by validation {selected.accuracy:.2%} {_when(selected)}")
     summary = result.summary()
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
@@ -88,13 +89,13 @@ def print_result(result: Result) -> None:
 
 def _table(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("client")
+    table.add_column("client", no_wrap=True)
     table.add_column("holds, most first", no_wrap=True)
     for column in ("samples", "accuracy"):
         table.add_column(column, justify="right")
     if result.relationships is not None:
-        table.add_column("self-relationship", justify="right", no_wrap=True)
-        table.add_column("helped most by", no_wrap=True)
+        table.add_column("self-\nrelationship", justify="right", no_wrap=True)
+        table.add_column("helped\nmost by", no_wrap=True)
     for client in result.clients:
         table.add_row(*_row(client))
     return table

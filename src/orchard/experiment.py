@@ -62,23 +62,23 @@ class Pathological(Settings):
     """Two classes a client."""
 
     name: Literal["pathological"] = "pathological"
-    seed: int = Field(42, ge=0, lt=2**32)
-    strict: bool = Field(False, description="redraw until no client gets the same class twice")
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    strict: bool = Field(default=False, description="redraw until no client gets the same class twice")
 
 
 class Practical(Settings):
     """Every client holds every class; of each class one client holds 80 %, one 10 %, the others 1 %."""
 
     name: Literal["practical"] = "practical"
-    seed: int = Field(42, ge=0, lt=2**32)
+    seed: int = Field(default=42, ge=0, lt=2**32)
 
 
 class Dirichlet(Settings):
     """The shares of each class are drawn from a symmetric Dirichlet distribution."""
 
     name: Literal["dirichlet"] = "dirichlet"
-    seed: int = Field(42, ge=0, lt=2**32)
-    alpha: float = Field(0.5, gt=0, allow_inf_nan=False)
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
 class MethodSettings(Settings):
@@ -125,27 +125,23 @@ LaxPath = Annotated[Path, Field(strict=False)]
 class Experiment(Settings):
     """Everything that defines a run."""
 
-    dataset: str = Field("digits", description="a dataset's name")
-    data_dir: LaxPath | None = Field(None, description="where data files are; else $ORCHARD_DATA")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the training data used; tests stay whole")
-    clients: int = Field(12, ge=1)
+    dataset: str = Field(default="digits", description="a dataset's name")
+    data_dir: LaxPath | None = Field(default=None, description="where data files are; else $ORCHARD_DATA")
+    fraction: float = Field(default=1.0, gt=0, le=1, description="share of the training data used; tests stay whole")
+    clients: int = Field(default=12, ge=1)
     partition: Partition = Practical()
     method: Method = Field(default_factory=lambda: _method("apple"), validate_default=True)
-    model: str | Callable[..., Any] = Field(
-        "cnn", description='a name, a factory, or "package.module:factory"'
-    )
-    rounds: int = Field(160, ge=1)
-    epochs: int = Field(5, ge=1, description="local epochs a round")
-    batch_size: int = Field(256, ge=1)
-    lr: float = Field(0.01, ge=0, allow_inf_nan=False, description="η1, the networks' learning rate")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="both learning rates shrink by this factor a round")
-    seed: int = Field(42, ge=0, lt=2**63, description="of initial models, batch order and choices of cores")
-    workers: int | None = Field(
-        None, ge=1, description="clients trained at the same time; default: the cores"
-    )
-    threads: int = Field(1, ge=1, description="compute threads a worker")
+    model: str | Callable[..., Any] = Field(default="cnn", description='a name, a factory, or "package.module:factory"')
+    rounds: int = Field(default=160, ge=1)
+    epochs: int = Field(default=5, ge=1, description="local epochs a round")
+    batch_size: int = Field(default=256, ge=1)
+    lr: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="η1, the networks' learning rate")
+    lr_decay: float = Field(default=1.0, gt=0, le=1, description="both learning rates shrink by this factor a round")
+    seed: int = Field(default=42, ge=0, lt=2**63, description="of initial models, batch order and choices of cores")
+    workers: int | None = Field(default=None, ge=1, description="clients trained at the same time; default: the cores")
+    threads: int = Field(default=1, ge=1, description="compute threads a worker")
     device: str = "cpu"
-    out: LaxPath | None = Field(None, description="the run's folder; none: nothing is written")
+    out: LaxPath | None = Field(default=None, description="the run's folder; none: nothing is written")
 
     @model_validator(mode="before")
     @classmethod

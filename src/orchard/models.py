@@ -115,7 +115,7 @@ def _try_out(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """Run one batch forward, in evaluation mode so that no statistics move; also settles lazy layers."""
     training = module.training
     with torch.no_grad():
-        scores = module.eval()(torch.zeros(2, *shape))
+        scores = module.eval()(torch.zeros(2, *shape, dtype=_dtype(module)))
     module.train(training)
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
@@ -138,10 +138,14 @@ def draws_randomly(module: nn.Module, shape: tuple[int, ...]) -> bool:
     with seeded_layers(0), torch.no_grad():
         before = torch.default_generator.get_state()
         state = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        module.train()(torch.zeros(2, *shape))
+        module.train()(torch.zeros(2, *shape, dtype=_dtype(module)))
         for name, buffer in module.named_buffers():
             buffer.copy_(state[name])
         return not torch.equal(before, torch.default_generator.get_state())
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters()), torch.float32)
 
 
 def _name(model: str | Callable[..., Any]) -> str:

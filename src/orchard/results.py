@@ -88,15 +88,15 @@ class Result:
         good = [answer if isinstance(answer, Answer) else None for answer in answers]
         finished = self.rounds[-1] if self.rounds else None
         if finished:
-            finished.exchanged = [a and a.exchanged for a in good]
+            finished.exchanged = [a.exchanged if a else None for a in good]
         if exchange.round < self.experiment.rounds:
             failures = {i: a.reason for i, a in enumerate(answers) if isinstance(a, Failure)}
             self.rounds.append(
                 Round(
                     round=exchange.round,
                     seconds=exchange.seconds,
-                    loss=[a and a.loss for a in good],
-                    trained=[a and a.trained for a in good],
+                    loss=[a.loss if a else None for a in good],
+                    trained=[a.trained if a else None for a in good],
                     exchanged=[None for _ in good],
                     bytes_up=[exchange.bytes_up.get(i, 0) for i in range(len(good))],
                     bytes_down=[exchange.bytes_down.get(i, 0) for i in range(len(good))],
@@ -154,7 +154,7 @@ class Result:
         """Return what became of each client."""
         relationships = self.relationships
         accuracy = self.accuracy("test")[self.best.round]
-        counts = np.sum([part for part in self.data.class_counts().values()], axis=0)
+        counts = np.sum(list(self.data.class_counts().values()), axis=0)
         names = [client.name for client in self.data.clients]
         clients = []
         for i, name in enumerate(names):
@@ -217,7 +217,7 @@ def _best_round(accuracy: Array) -> int:
 
 
 def _columns(scores: Sequence[Scores | None]) -> dict[str, list[float | None]]:
-    return {part: [s and getattr(s, part) for s in scores] for part in ("validation", "test")}
+    return {part: [getattr(s, part) if s else None for s in scores] for part in ("validation", "test")}
 
 
 def _by_name(notes: Sequence[Notes]) -> dict[str, list[Any]]:

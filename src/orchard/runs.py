@@ -5,7 +5,6 @@ The folder holds `experiment.toml` (everything that defines the run), `federatio
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -60,9 +59,7 @@ def load_data(experiment: Experiment, data: Sequence[ClientArrays] | None = None
     """Load and deal out the experiment's data, or take what was handed over."""
     if data is not None:
         if experiment.dataset != "arrays":
-            raise Refusal(
-                f'dataset = {experiment.dataset!r}: data were handed over, so set dataset = "arrays"'
-            )
+            raise Refusal(f'dataset = {experiment.dataset!r}: data were handed over, so set dataset = "arrays"')
         return from_arrays(data, experiment)
     if experiment.dataset == "arrays":
         raise Refusal("dataset = 'arrays': hand the data over in Python: orchard.run(experiment, data=[...])")
@@ -118,4 +115,4 @@ class RunFolder:
         """Write a file whole or not at all."""
         temporary = self.path / f".{name}.new"
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-        os.replace(temporary, self.path / name)
+        temporary.replace(self.path / name)

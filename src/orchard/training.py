@@ -114,7 +114,7 @@ def class_scores(network: Network, model: Tensor, x: Tensor) -> Tensor:
     """Run samples through a model in evaluation mode, in large batches."""
     network.vector.copy_(model)
     network.module.eval()
-    return torch.cat([network.module(batch) for batch in x.split(EVALUATION_BATCH)])
+    return torch.cat([network.module(batch) for batch in torch.split(x, EVALUATION_BATCH)])
 
 
 def _batches(site: Site, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -122,5 +122,5 @@ def _batches(site: Site, round: int, epoch: int) -> Iterator[tuple[Tensor, Tenso
     x, y = site.data.train
     draw = generator(site.experiment.seed, "batches", site.client, round, epoch)
     order = torch.from_numpy(draw.permutation(len(y))).to(y.device)
-    for chosen in order.split(site.experiment.batch_size):
+    for chosen in torch.split(order, site.experiment.batch_size):
         yield x.index_select(0, chosen), y.index_select(0, chosen)

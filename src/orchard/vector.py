@@ -95,9 +95,7 @@ def as_matrix(rows: Sequence[Tensor | None], like: Tensor) -> Tensor:
     if (
         shared is not None
         and shared.shape == (len(rows), stride)
-        and all(
-            r is None or (r._base is shared and r.storage_offset() == j * stride) for j, r in enumerate(rows)
-        )
+        and all(r is None or (r._base is shared and r.storage_offset() == j * stride) for j, r in enumerate(rows))
     ):
         return shared[:, : like.numel()]
     matrix = empty_matrix(len(rows), like)

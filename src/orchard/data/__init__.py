@@ -1,7 +1,7 @@
 """The data room: a dataset by name, dealt out to clients."""
 
-from orchard.data.clients import ClientArrays, ClientData, FederatedData, Samples, deal, from_arrays
-from orchard.data.datasets import Dataset, load_dataset
+from orchard.data.clients import ClientArrays, ClientData, FederatedData, deal, from_arrays
+from orchard.data.datasets import Dataset, Samples, load_dataset
 
 __all__ = [
     "ClientArrays",

@@ -74,7 +74,7 @@ def _laid_out(samples: Samples, parts: Sequence[Indices]) -> list[Samples]:
     order = torch.from_numpy(np.concatenate(parts))
     x, y = samples.x[order], samples.y[order]
     sizes = [len(part) for part in parts]
-    return [Samples(*pair) for pair in zip(x.split(sizes), y.split(sizes), strict=True)]
+    return [Samples(*pair) for pair in zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)]
 
 
 def _refuse_empty(clients: Sequence[ClientData]) -> None:
@@ -139,11 +139,7 @@ def _samples(x: NDArray[Any], y: NDArray[Any], place: str) -> Samples:
     elif np.issubdtype(x.dtype, np.floating):
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     else:
-        raise Refusal(
-            f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}"
-        )
+        raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
     if not bool(inputs.isfinite().all()):
-        raise Refusal(
-            f"{place}: sample {int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])} is not finite"
-        )
+        raise Refusal(f"{place}: sample {int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])} is not finite")
     return Samples(inputs, torch.from_numpy(y.astype(np.int64)))

@@ -39,17 +39,14 @@ def load_dataset(experiment: Experiment) -> Dataset:
     """Load the dataset that an experiment names."""
     loader = DATASETS.get(experiment.dataset)
     if loader is None:
-        raise Refusal(
-            f"dataset = {experiment.dataset!r}: unknown; {nearest(experiment.dataset, list(DATASETS))}"
-        )
+        raise Refusal(f"dataset = {experiment.dataset!r}: unknown; {nearest(experiment.dataset, list(DATASETS))}")
     return loader(experiment)
 
 
 def scaled(images: NDArray[np.uint8]) -> Tensor:
     """Turn bytes, n×h×w (grey) or n×h×w×c, into floats in [−1, 1], n×c×h×w."""
-    pixels = torch.from_numpy(np.ascontiguousarray(images))
-    pixels = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
-    return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)
+    pixels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(pixels, dtype=np.float32)).div_(255).sub_(0.5).div_(0.5)
 
 
 def _digits(_: Experiment) -> Dataset:
@@ -62,9 +59,7 @@ def _digits(_: Experiment) -> Dataset:
     x = torch.from_numpy(raw.images).float().div_(16).unsqueeze(1)
     x = functional.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False).sub_(0.5).div_(0.5)
     y = torch.from_numpy(raw.target).long()
-    train, test = train_test_split(
-        np.arange(len(y)), test_size=0.2, stratify=raw.target, random_state=SPLIT_SEED
-    )
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=raw.target, random_state=SPLIT_SEED)
     return Dataset(Samples(x[train], y[train]), Samples(x[test], y[test]), tuple("0123456789"))
 
 
@@ -86,9 +81,7 @@ def _mnist(experiment: Experiment) -> Dataset:
 def _data_folder(experiment: Experiment) -> Path:
     folder = experiment.data_dir or os.environ.get("ORCHARD_DATA")
     if not folder:
-        raise Refusal(
-            f"dataset = {experiment.dataset!r}: say where its files are, with --data-dir or ORCHARD_DATA"
-        )
+        raise Refusal(f"dataset = {experiment.dataset!r}: say where its files are, with --data-dir or ORCHARD_DATA")
     return Path(folder)
 
 

@@ -73,8 +73,5 @@ def assign(labels: Indices, matrix: Matrix, seed: int, purpose: str) -> list[Ind
 
 def keep_fraction(labels: Indices, fraction: float, seed: int) -> Indices:
     """Return the indices of a random share of every class."""
-    kept = [
-        generator(seed, "fraction", int(k)).permutation(np.flatnonzero(labels == k))
-        for k in np.unique(labels)
-    ]
+    kept = [generator(seed, "fraction", int(k)).permutation(np.flatnonzero(labels == k)) for k in np.unique(labels)]
     return np.sort(np.concatenate([order[: int(fraction * len(order))] for order in kept]))

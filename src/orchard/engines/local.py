@@ -30,7 +30,7 @@ class LocalEngine:
     def __init__(self, experiment: Experiment, data: FederatedData) -> None:
         self.experiment = experiment
         self.shape, self.classes = data.shape, len(data.classes)
-        self.data = [_moved(client, experiment.device) for client in data.clients]
+        self.data = data.clients
         self.clients: list[Client] = []
         self.buffers: list[dict[str, Tensor]] = []
         self._worker = threading.local()
@@ -61,6 +61,7 @@ class LocalEngine:
         method = self.experiment.method
         self.clients = [method.client(i, federation) for i in range(federation.clients)]
         probe = federation.network()
+        self.data = tuple(_moved(client, probe.vector) for client in self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
         self.random_layers = draws_randomly(probe.module, self.shape)
         return [client.wants(0) for client in self.clients]
@@ -102,9 +103,10 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
 
 
-def _moved(client: ClientData, device: str) -> ClientData:
+def _moved(client: ClientData, like: Tensor) -> ClientData:
+    """Put data where the models are, in their precision; nothing is copied where both are so already."""
     parts = (client.train, client.validation, client.test)
-    return ClientData(client.name, *(Samples(part.x.to(device), part.y.to(device)) for part in parts))
+    return ClientData(client.name, *(Samples(part.x.to(like), part.y.to(like.device)) for part in parts))
 
 
 def _cores() -> int:

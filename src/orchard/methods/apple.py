@@ -41,12 +41,12 @@ class Apple(MethodSettings):
     """APPLE's parameters; the defaults are the paper's for MNIST, practical split."""
 
     name: Literal["apple"] = "apple"
-    relationship_lr: float = Field(1e-3, ge=0, allow_inf_nan=False, description="η2")
-    mu: float = Field(0.01, ge=0, allow_inf_nan=False, description="μ, the weight of the proximal term")
-    scheduler: Literal["cos", "exp"] = Field("cos", description="how λ fades")
-    scheduler_fraction: float = Field(0.3, ge=0, le=1, description="L as a share of all rounds")
-    budget: int | None = Field(None, ge=1, description="M, cores downloaded a round; none: all")
-    selection: Literal["paper", "uniform"] = Field("paper", description="which cores, under a budget")
+    relationship_lr: float = Field(default=1e-3, ge=0, allow_inf_nan=False, description="η2")
+    mu: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="μ, the weight of the proximal term")
+    scheduler: Literal["cos", "exp"] = Field(default="cos", description="how λ fades")
+    scheduler_fraction: float = Field(default=0.3, ge=0, le=1, description="L as a share of all rounds")
+    budget: int | None = Field(default=None, ge=1, description="M, cores downloaded a round; none: all")
+    selection: Literal["paper", "uniform"] = Field(default="paper", description="which cores, under a budget")
 
     def check(self, experiment: "Experiment") -> None:
         """Refuse a budget that is no limit, and a proximal term on which SGD diverges."""

@@ -1,0 +1,417 @@
+"""APPLE, property by property. `=` in a name's comment means bit for bit."""
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conftest import federation_of, small_data, small_experiment
+from orchard.contract import Federation, Reply, Upload
+from orchard.data import ClientData, Samples
+from orchard.experiment import Experiment
+from orchard.methods.apple import Apple, AppleClient, AppleServer
+from orchard.models import CNN
+from orchard.training import MomentumSGD, Site, gradient, train
+from orchard.vector import Network
+from test_vector import Residual
+
+
+def setting(apple: Apple | None = None, **changes: object) -> tuple[Experiment, Federation, list[Site]]:
+    experiment = small_experiment(**changes)
+    if apple is not None:
+        experiment = experiment.model_copy(update={"method": apple})
+    data = small_data(experiment)
+    federation = federation_of(experiment, data)
+    sites = [Site(i, experiment, d, federation.network()) for i, d in enumerate(data.clients)]
+    return experiment, federation, sites
+
+
+def halves(experiment: Experiment, federation: Federation) -> tuple[list[AppleClient], AppleServer]:
+    apple = experiment.method
+    assert isinstance(apple, Apple)
+    return [apple.client(i, federation) for i in range(federation.clients)], apple.server(federation)
+
+
+def one_round(clients: list[AppleClient], server: AppleServer, sites: list[Site], round: int) -> None:
+    for i, client in enumerate(clients):
+        client.receive(sites[i], Reply(round, server.reply(i, client.wants(round))))
+        client.train(sites[i], round)
+    server.collect({i: Upload(round, client.upload()) for i, client in enumerate(clients)})
+
+
+def plain_sgd(site: Site, start: Tensor, round: int, lr: float) -> Tensor:
+    """Train a model alone, the ordinary way."""
+    network = site.network
+    network.vector.copy_(start)
+    sgd = MomentumSGD(network.vector, lr)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = gradient(network, x, y)
+        sgd.step(network.gradient)
+        return loss
+
+    train(site, round, step)
+    return network.vector.clone()
+
+
+# --- The gradients, against the network with N branches ------------------------------------------------
+
+
+class Branches(nn.Module):
+    """The published formulation: N layers side by side, their outputs mixed by p."""
+
+    def __init__(self, layers: list[nn.Module], p: Tensor) -> None:
+        super().__init__()
+        self.layers, self.p = nn.ModuleList(layers), p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((self.p[j] * layer(x) for j, layer in enumerate(self.layers)), torch.zeros(()))
+
+
+def branched(modules: list[nn.Module], p: Tensor) -> nn.Module:
+    """Replace every layer by N of them."""
+    whole = copy.deepcopy(modules[0])
+    for name, layer in list(whole.named_modules()):
+        if isinstance(layer, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+            parent, _, attribute = name.rpartition(".")
+            branches = Branches([m.get_submodule(name) for m in modules], p)
+            setattr(whole.get_submodule(parent), attribute, branches)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("factory", "shape", "classes"),
+    [
+        (lambda: CNN((1, 28, 28), 4).double(), (1, 28, 28), 4),
+        (lambda: Residual().double(), (2, 6, 6), 3),
+    ],
+)
+def test_one_network_has_the_gradients_of_n_branches(factory, shape, classes) -> None:  # type: ignore[no-untyped-def]
+    n, mine, batch = 3, 1, 10
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, *shape, dtype=torch.float64, generator=draw)
+    y = torch.randint(classes, (batch,), generator=draw)
+    p = torch.tensor([0.7, -0.4, 0.5], dtype=torch.float64)
+
+    # One step with learning rate 1 and no momentum yet moves by exactly minus the gradient.
+    apple = Apple(relationship_lr=1.0, mu=0.3, scheduler_fraction=1.0)
+    experiment = small_experiment(clients=n, lr=1.0, epochs=1, batch_size=batch, model=factory)
+    experiment = experiment.model_copy(update={"method": apple})
+    federation = Federation(experiment, (20, 30, 50), shape, classes)
+    client = apple.client(mine, federation)
+    client.relationships = p.clone()
+    samples = Samples(x, y)
+    site = Site(mine, experiment, ClientData("", samples, samples, samples), federation.network())
+    before = client.core.clone()
+    client.train(site, round=0)
+    core_gradient = before - client.core
+    p_gradient = p - client.relationships
+
+    networks = [federation.network() for _ in range(n)]
+    for j, network in enumerate(networks):
+        network.vector.copy_(federation.initial_core(j))
+    leaf = p.clone().requires_grad_()
+    oracle = branched([network.module for network in networks], leaf).train()
+    proximal = 0.3 / 2 * (leaf - torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)).square().sum()
+    torch.autograd.backward(functional.cross_entropy(oracle(x), y) + proximal)
+    torch.testing.assert_close(core_gradient, networks[mine].gradient, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(p_gradient, leaf.grad, rtol=1e-9, atol=1e-12)
+
+
+# --- Exact degenerate cases -----------------------------------------------------------------------------
+
+
+def test_alone_and_frozen_it_is_separate_training() -> None:  # =
+    experiment, federation, sites = setting(Apple(relationship_lr=0.0))
+    clients, server = halves(experiment, federation)
+    for i, client in enumerate(clients):
+        client.relationships = torch.eye(len(clients))[i]
+    alone = [client.core.clone() for client in clients]
+    for r in range(3):
+        one_round(clients, server, sites, r)
+        alone = [plain_sgd(site, w, r, experiment.learning_rate(r)) for site, w in zip(sites, alone, strict=True)]
+    for client, w in zip(clients, alone, strict=True):
+        assert torch.equal(client.core, w)
+        assert torch.equal(client.personalised(), w)
+
+
+def test_without_a_self_relationship_the_core_does_not_move() -> None:  # =
+    experiment, federation, sites = setting(Apple(relationship_lr=0.0))
+    clients, server = halves(experiment, federation)
+    clients[2].relationships[2] = 0.0
+    before = clients[2].core.clone()
+    one_round(clients, server, sites, 0)
+    assert torch.equal(clients[2].core, before)
+
+
+def test_a_zero_learning_rate_keeps_the_relationships() -> None:  # =
+    experiment, federation, sites = setting(Apple(relationship_lr=0.0, mu=1.0))
+    clients, server = halves(experiment, federation)
+    for r in range(3):
+        one_round(clients, server, sites, r)
+    expected = torch.tensor(federation.shares)
+    assert all(torch.equal(client.relationships, expected) for client in clients)
+
+
+def test_frozen_relationships_add_up_the_clients_displacements() -> None:  # ≈
+    experiment, federation, sites = setting(Apple(relationship_lr=0.0))
+    clients, server = halves(experiment, federation)
+    w = clients[0].personalised()
+    displacements = [
+        plain_sgd(site, w, 0, experiment.lr * share**2) - w
+        for site, share in zip(sites, federation.shares, strict=True)
+    ]
+    one_round(clients, server, sites, 0)
+    shares = torch.tensor(federation.shares)
+    mixed = torch.stack(server.cores).T @ shares
+    torch.testing.assert_close(mixed, w + torch.stack(displacements).sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_uniform_one_step_at_n_times_the_rate_is_a_fedavg_step() -> None:  # ≈
+    experiment, federation, sites = setting(Apple(relationship_lr=0.0), epochs=1, batch_size=1000, lr=0.4)
+    federation = dataclasses.replace(federation, samples=(10, 10, 10, 10))
+    clients, server = halves(experiment, federation)
+    w = clients[0].personalised()
+    averaged = torch.stack([plain_sgd(site, w, 0, 0.4 / 4) for site in sites]).mean(0)
+    one_round(clients, server, sites, 0)
+    torch.testing.assert_close(torch.stack(server.cores).mean(0), averaged, rtol=1e-4, atol=1e-6)
+
+
+def test_without_mu_scheduler_and_centre_do_not_matter() -> None:  # =
+    outcomes = []
+    for scheduler, fraction, shift in (("cos", 0.3, 0.0), ("exp", 1.0, 0.0), ("cos", 1.0, 5.0)):
+        apple = Apple.model_validate({"mu": 0.0, "scheduler": scheduler, "scheduler_fraction": fraction})
+        experiment, federation, sites = setting(apple)
+        clients, server = halves(experiment, federation)
+        for client in clients:
+            client.prox_centre = client.prox_centre + shift
+        for r in range(2):
+            one_round(clients, server, sites, r)
+        outcomes.append(torch.cat([*server.cores, *(client.relationships for client in clients)]))
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert torch.equal(outcomes[0], outcomes[2])
+
+
+def test_the_first_proximal_gradient_is_zero() -> None:  # =
+    outcomes = []
+    for mu in (0.0, 100.0):
+        experiment, federation, sites = setting(Apple(mu=mu, scheduler_fraction=1.0), epochs=1, batch_size=1000)
+        clients, server = halves(experiment, federation)
+        one_round(clients, server, sites, 0)
+        outcomes.append(torch.stack([client.relationships for client in clients]))
+    assert torch.equal(*outcomes)
+
+
+def test_the_proximal_term_has_its_half() -> None:
+    """The gradient of (μ/2)‖p − p0‖² is μ(p − p0): with no data to learn from, p moves by η2·μ·(p − p0)."""
+    experiment, federation, sites = setting(
+        Apple(relationship_lr=0.1, mu=2.0, scheduler_fraction=1.0), lr=0.0, epochs=1, batch_size=1000
+    )
+    client = halves(experiment, federation)[0][0]
+    client.relationships = client.prox_centre + 1.0
+    twin = Apple(relationship_lr=0.1, mu=0.0).client(0, federation)
+    twin.relationships = client.relationships.clone()
+    client.train(sites[0], 0)
+    twin.train(sites[0], 0)
+    torch.testing.assert_close(client.relationships, twin.relationships - 0.1 * 2.0 * 1.0)
+
+
+# --- Schedulers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduler", ["cos", "exp"])
+@given(rounds=st.integers(1, 400), fraction=st.floats(0, 1))
+def test_the_proximal_weight_fades_from_one_to_zero(scheduler: str, rounds: int, fraction: float) -> None:
+    apple = Apple.model_validate({"scheduler": scheduler, "scheduler_fraction": fraction})
+    length = int(rounds * fraction)
+    weights = [apple.proximal_weight(r, rounds) for r in range(rounds)]
+    assert weights[0] == (1.0 if length else 0.0)
+    assert all(a >= b for a, b in itertools.pairwise(weights))
+    assert all(w > 0 for w in weights[:length])
+    assert set(weights[length:]) <= {0.0}
+
+
+def test_the_proximal_weight_by_hand() -> None:
+    cos, exp = Apple(scheduler_fraction=0.25), Apple(scheduler="exp", scheduler_fraction=0.25)
+    assert cos.proximal_weight(20, 160) == pytest.approx(0.5)  # L = 40
+    assert cos.proximal_weight(10, 160) == pytest.approx((math.sqrt(0.5) + 1) / 2)
+    assert exp.proximal_weight(20, 160) == pytest.approx(10**-1.5)
+
+
+def test_both_learning_rates_decay() -> None:
+    experiment, federation, sites = setting(lr_decay=0.5, epochs=1, batch_size=1000)
+    clients, _ = halves(experiment, federation)
+    moves = []
+    for r in (0, 2):
+        client = Apple(mu=0.0).client(1, federation)
+        client.train(sites[1], r)
+        moves.append((clients[1].core - client.core, clients[1].relationships - client.relationships))
+    for first, third in zip(*moves, strict=True):
+        torch.testing.assert_close(third, first / 4, rtol=1e-3, atol=1e-7)
+
+
+# --- A limited budget -----------------------------------------------------------------------------------
+
+
+def test_a_budget_of_all_others_equals_no_budget() -> None:  # =
+    outcomes = []
+    for budget in (None, 3):
+        experiment, federation, sites = setting(Apple(budget=budget))
+        clients, server = halves(experiment, federation)
+        for r in range(3):
+            one_round(clients, server, sites, r)
+        outcomes.append(torch.cat([*server.cores, *(client.relationships for client in clients)]))
+    assert torch.equal(*outcomes)
+
+
+@settings(deadline=None, max_examples=40)
+@given(n=st.integers(2, 9), data=st.data(), seed=st.integers(0, 1000))
+def test_under_a_budget_every_core_is_seen_soon_and_none_twice_a_round(n: int, data: st.DataObject, seed: int) -> None:
+    budget = data.draw(st.integers(1, n - 1))
+    mine = data.draw(st.integers(0, n - 1))
+    experiment = small_experiment(clients=n, seed=seed, method={"name": "apple", "budget": budget})
+    federation = Federation(experiment, (10,) * n, (6,), 3)
+    client = Apple(budget=budget).client(mine, federation)
+    site = Site(mine, experiment, small_data(small_experiment()).clients[0], federation.network())
+    enough = math.ceil((n - 1) / budget)
+    for r in range(enough + 3):
+        wants = client.wants(r)
+        assert len(set(wants)) == len(wants) == budget
+        assert mine not in wants
+        before = list(client.copies)
+        client.receive(site, Reply(r, {j: torch.full_like(client.core, r) for j in wants}))
+        for j in range(n):
+            if j not in wants:
+                assert client.copies[j] is before[j]  # what did not come stays as it was
+        if r >= enough - 1:
+            assert client.downloaded == set(range(n)) - {mine}
+
+
+def test_the_choice_follows_the_strength_of_the_relationship() -> None:
+    """With one slot, core j is drawn with probability b^|p_j| / Σ b^|p|."""
+    p = torch.tensor([0.0, 1.0, -2.0, 0.5])
+    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    drawn: Counter[int] = Counter()
+    for seed in range(4000):
+        client = Apple(budget=1).client(0, federation)
+        client.experiment = federation.experiment.model_copy(update={"seed": seed})
+        client.relationships, client.downloaded = p, frozenset({1, 2, 3})
+        drawn.update(client.wants(12))  # b = max(1.5, 12·1/4) = 3
+    weights = np.array([3.0**1, 3.0**2, 3.0**0.5])
+    expected = weights / weights.sum()
+    observed = np.array([drawn[j] for j in (1, 2, 3)]) / 4000
+    assert observed == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 4000))
+
+
+def test_uniform_choice_ignores_relationships_and_history() -> None:
+    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    drawn: Counter[int] = Counter()
+    for seed in range(3000):
+        client = Apple(budget=1, selection="uniform").client(0, federation)
+        client.experiment = federation.experiment.model_copy(update={"seed": seed})
+        client.relationships, client.downloaded = torch.tensor([0.0, 9.0, 0.0, 0.0]), frozenset({1})
+        drawn.update(client.wants(50))
+    assert [drawn[j] / 3000 for j in (1, 2, 3)] == pytest.approx([1 / 3] * 3, abs=0.04)
+
+
+def test_huge_relationships_do_not_overflow_the_choice() -> None:
+    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    client = Apple(budget=2).client(0, federation)
+    client.relationships, client.downloaded = torch.tensor([0.0, 1e6, 0.0, -2e6]), frozenset({1, 2, 3})
+    assert client.wants(100) == (1, 3)
+
+
+def test_a_core_never_downloaded_is_the_seeded_one() -> None:  # =
+    experiment, federation, _ = setting(Apple(budget=1))
+    client = halves(experiment, federation)[0][0]
+    for j in (1, 2, 3):
+        rebuilt = Federation(experiment, federation.samples, federation.shape, federation.classes).initial_core(j)
+        copied = client.copies[j]
+        assert copied is not None
+        assert torch.equal(copied, rebuilt)
+
+
+# --- Privacy --------------------------------------------------------------------------------------------
+
+
+def test_the_upload_is_the_core_and_no_byte_of_p_is_in_it() -> None:  # =
+    experiment, federation, sites = setting()
+    clients, server = halves(experiment, federation)
+    one_round(clients, server, sites, 0)
+    client = clients[1]
+    upload = Upload(0, client.upload())
+    assert [field.name for field in dataclasses.fields(upload)] == ["round", "vector"]
+    assert torch.equal(upload.vector, client.core)
+    assert not torch.equal(upload.vector, client.personalised())
+    sent = upload.vector.numpy().tobytes()
+    assert len(sent) == 4 * federation.network().vector.numel()
+    for value in client.relationships.numpy():
+        for kind in (np.float16, np.float32, np.float64):
+            if kind is not np.float16:  # two bytes stand somewhere in any long vector
+                assert kind(value).tobytes() not in sent
+    assert client.relationships.numpy().tobytes() not in sent
+    assert client.relationships.half().numpy().tobytes() not in sent
+
+
+def test_the_upload_depends_on_p_only_through_training() -> None:  # =
+    """Whatever p is, an untrained core is uploaded as it is."""
+    experiment, federation, sites = setting(lr=0.0)
+    client = halves(experiment, federation)[0][0]
+    before = client.upload().clone()
+    client.relationships = torch.randn(4)
+    client.train(sites[0], 0)
+    assert torch.equal(client.upload(), before)
+
+
+def test_the_server_holds_cores_and_nothing_else() -> None:
+    experiment, federation, sites = setting()
+    clients, server = halves(experiment, federation)
+    one_round(clients, server, sites, 0)
+    assert set(vars(server)) == {"limited", "cores"}
+    for core, client in zip(server.cores, clients, strict=True):
+        assert torch.equal(core, client.core)
+
+
+# --- Failing and sharing --------------------------------------------------------------------------------
+
+
+def test_a_failed_training_leaves_the_client_as_it_was() -> None:  # =
+    experiment, federation, sites = setting(lr=1e30)
+    client = halves(experiment, federation)[0][0]
+    core, p = client.core.clone(), client.relationships.clone()
+    with pytest.raises(Exception, match="the loss is nan at step"):
+        client.train(sites[0], 0)
+    assert torch.equal(client.core, core)
+    assert torch.equal(client.relationships, p)
+
+
+def test_clients_share_the_cores_of_a_round() -> None:
+    experiment, federation, sites = setting()
+    clients, server = halves(experiment, federation)
+    for i, client in enumerate(clients):
+        client.receive(sites[i], Reply(0, server.reply(i, client.wants(0))))
+    held = {copy.untyped_storage().data_ptr() for client in clients for copy in client.copies if copy is not None}
+    assert len(held) == 1
+
+
+def test_a_federation_of_one_trains_alone() -> None:
+    experiment, federation, sites = setting(clients=1)
+    clients, server = halves(experiment, federation)
+    assert clients[0].wants(0) == ()
+    one_round(clients, server, sites, 0)
+    assert torch.equal(server.cores[0], clients[0].core)
+
+
+def test_networks_with_batchnorm_keep_their_statistics_local() -> None:
+    network = Network(Residual())
+    assert "norm.running_mean" in network.buffers()
+    assert network.vector.numel() == sum(p.numel() for p in network.module.parameters())

@@ -1,0 +1,100 @@
+"""The command, as people use it: real processes, their output and exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ORCHARD = [sys.executable, "-c", "from orchard.cli import main; main()"]
+
+
+def orchard_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ORCHARD, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def modules_after(code: str) -> set[str]:
+    lister = f"{code}\nimport sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", lister], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+def test_importing_orchard_is_light() -> None:
+    loaded = modules_after("import orchard")
+    assert not loaded & {"torch", "numpy", "pydantic", "sklearn"}
+
+
+def test_help_does_not_import_torch(tmp_path: Path) -> None:
+    loaded = modules_after(
+        "import sys; sys.argv = ['orchard', '--help']\n"
+        "from orchard.cli import main\n"
+        "try: main()\nexcept SystemExit: pass"
+    )
+    assert "orchard.cli" in loaded
+    assert not loaded & {"torch", "sklearn", "pydantic"}
+    assert "run" in orchard_command("--help", cwd=tmp_path).stdout
+
+
+def test_a_run_shows_progress_and_a_table_and_keeps_a_folder(tmp_path: Path) -> None:
+    run = orchard_command("run", "--rounds", "2", "--set", "epochs=1", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    lines = run.stderr.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["round 1/2", "round 2/2"]
+    assert all("mean" in line and "worst" in line and "s left" in line for line in lines)
+    assert "\x1b" not in run.stdout + run.stderr
+    for word in ("client 7", "holds", "samples", "accuracy", "self-", "relationship", "most by", "BMCTA"):
+        assert word in run.stdout
+    assert (tmp_path / "runs/digits-dirichlet-apple-seed42/summary.json").exists()
+
+
+def test_json_and_quiet(tmp_path: Path) -> None:
+    options = ["--rounds", "1", "--set", "epochs=1", "--seed", "3", "--quiet"]
+    quiet = orchard_command("run", *options, "--out", "first", cwd=tmp_path)
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    as_json = orchard_command("run", *options, "--json", "--out", "second", cwd=tmp_path)
+    summary = json.loads(as_json.stdout)
+    kept = json.loads((tmp_path / "second/summary.json").read_text())
+    assert summary["folder"] == "second"
+    assert summary["bmcta"] == kept["bmcta"] == json.loads((tmp_path / "first/summary.json").read_text())["bmcta"]
+    refused = orchard_command("run", *options, "--out", "first", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "orchard: out = 'first': holds something already; name a new folder\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clients", "0"], "clients = 0: input should be greater than or equal to 1"),
+        (["--set", "method.budget=8"], "method.budget = 8: at most clients − 1 = 7 others to download"),
+        (["--set", "method.mu=1e6"], "method.mu = 1e+06: relationship_lr × mu = 1000 makes SGD"),
+        (["--set", "speed=9"], "speed: unknown key; did you mean 'seed'?"),
+        (["--method", "aple"], "unknown method; did you mean 'apple'?"),
+        (["--dataset", "mnits"], "dataset = 'mnits': unknown; did you mean 'mnist'?"),
+        (["--partition", "practical", "--clients", "40"], "partition: leaves client"),
+        (["missing.toml"], "missing.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    run = orchard_command("run", *arguments, cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.startswith("orchard: ")
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_diverges_ends_with_exit_code_1(tmp_path: Path) -> None:
+    run = orchard_command("run", "--set", "lr=1e20", "--set", "epochs=1", "--rounds", "2", cwd=tmp_path)
+    assert run.returncode == 1
+    assert "orchard: client 0, round 0: the loss is nan at step" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_same_experiment_from_its_own_file(tmp_path: Path) -> None:
+    options = ["--quiet", "--json"]
+    first = orchard_command("run", "--rounds", "1", "--set", "epochs=1", "--out", "a", *options, cwd=tmp_path)
+    again = orchard_command("run", "a/experiment.toml", "--out", "b", *options, cwd=tmp_path)
+    assert json.loads(first.stdout)["bmcta"] == json.loads(again.stdout)["bmcta"]

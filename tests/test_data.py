@@ -1,0 +1,185 @@
+"""Data are prepared exactly, or refused with a message that names the file or the client."""
+
+import dataclasses
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from conftest import REAL_DATA, needs_mnist, small_arrays, small_experiment
+from orchard.data import ClientArrays, deal, from_arrays, load_dataset
+from orchard.data.datasets import scaled
+from orchard.data.idx import read_idx
+from orchard.errors import Refusal
+from orchard.experiment import Experiment, load_experiment
+
+
+def test_digits_are_28_by_28_and_split_by_class() -> None:
+    digits = load_dataset(Experiment())
+    assert digits.train.x.shape == (1437, 1, 28, 28)
+    assert digits.test.x.shape == (360, 1, 28, 28)
+    assert digits.train.x.min() >= -1
+    assert digits.train.x.max() <= 1
+    per_class = torch.bincount(digits.test.y)
+    assert per_class.min() >= 35
+    assert per_class.max() <= 37
+
+
+def test_scaling_is_to_minus_one_and_one() -> None:
+    grey = np.array([[[0, 255], [51, 102]]], dtype=np.uint8)
+    assert scaled(grey).tolist() == pytest.approx(np.array([[[[-1.0, 1.0], [-0.6, -0.2]]]]))
+    colour = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
+    assert scaled(colour).shape == (1, 3, 2, 2)
+    assert scaled(colour)[0, 2, 1, 0] == scaled(np.full((1, 1, 1), 8, np.uint8))[0, 0, 0, 0]
+
+
+def test_a_dealt_dataset_is_cut_exactly_and_shared() -> None:
+    experiment = Experiment(fraction=0.9)
+    dataset = load_dataset(experiment)
+    data = deal(dataset, experiment)
+    counts = data.class_counts()
+    assert data.matrix is not None
+    kept = (torch.bincount(dataset.train.y).numpy() * 0.9).astype(int)
+    for i, client in enumerate(data.clients):
+        mine = np.array([int(share * n) for share, n in zip(data.matrix[:, i], kept, strict=True)])
+        assert (np.add(counts["train"][i], counts["validation"][i]) == mine).all()
+        assert len(client.train.y) == int(0.85 * mine.sum())
+        tests = [int(share * n) for share, n in zip(data.matrix[:, i], torch.bincount(dataset.test.y), strict=True)]
+        assert counts["test"][i] == tests
+    storages = {client.train.x.untyped_storage().data_ptr() for client in data.clients}
+    assert len(storages) == 1
+    pixels = torch.cat([part.x for c in data.clients for part in (c.train, c.validation)]).flatten(1)
+    assert len(torch.unique(pixels, dim=0)) >= len(pixels) - 2  # the dataset itself repeats an image or so
+
+
+def test_dealing_does_not_depend_on_the_training_seed() -> None:
+    first, second = (deal(load_dataset(e), e) for e in (Experiment(seed=1), Experiment(seed=2)))
+    assert torch.equal(first.clients[3].train.x, second.clients[3].train.x)
+
+
+def test_a_client_without_data_is_refused_by_name() -> None:
+    experiment = load_experiment(assignments=["clients=12", "partition=practical"])
+    with pytest.raises(Refusal, match=r"partition: leaves client \d+ without a test sample"):
+        deal(load_dataset(experiment), experiment)
+
+
+def test_an_unknown_dataset_is_refused() -> None:
+    with pytest.raises(Refusal, match="dataset = 'minst': unknown; did you mean 'mnist'"):
+        load_dataset(Experiment(dataset="minst"))
+
+
+def test_mnist_needs_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ORCHARD_DATA", raising=False)
+    with pytest.raises(Refusal, match="--data-dir or ORCHARD_DATA"):
+        load_dataset(Experiment(dataset="mnist"))
+    with pytest.raises(Refusal, match=r"train-images-idx3-ubyte\.gz: no such file"):
+        load_dataset(Experiment(dataset="mnist", data_dir=tmp_path))
+
+
+def idx(array: NDArray[np.uint8], magic: int = 0x08) -> bytes:
+    header = bytes((0, 0, magic, array.ndim)) + b"".join(struct.pack(">I", n) for n in array.shape)
+    return gzip.compress(header + array.tobytes())
+
+
+def test_idx_files_are_read_exactly(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(256, size=(5, 4, 3)).astype(np.uint8)
+    path = tmp_path / "images.gz"
+    path.write_bytes(idx(images))
+    np.testing.assert_array_equal(read_idx(path, dimensions=3), images)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello", "is damaged or not gzip"),
+        (idx(np.zeros((5, 4, 3), np.uint8))[:-12], "is damaged or not gzip"),
+        (gzip.compress(b"\0\0\x08\x03" + b"\0" * 4), "is not an idx file of bytes in 3 dimensions"),
+        (idx(np.zeros((5, 4), np.uint8)), "is not an idx file of bytes in 3 dimensions"),
+        (idx(np.zeros((5, 4, 3), np.uint8), magic=0x0D), "is not an idx file of bytes in 3 dimensions"),
+        (
+            gzip.compress(gzip.decompress(idx(np.zeros((5, 4, 3), np.uint8)))[:-7]),
+            "announces 60 bytes of data but holds 53",
+        ),
+    ],
+)
+def test_a_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(content)
+    with pytest.raises(Refusal, match=r"images\.gz: ") as refusal:
+        read_idx(path, dimensions=3)
+    assert message in str(refusal.value)
+
+
+def write_mnist(folder: Path, labels: list[int], images: int) -> None:
+    (folder / "mnist").mkdir()
+    for part in ("train", "t10k"):
+        pixels = np.zeros((images, 28, 28), np.uint8)
+        (folder / "mnist" / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
+        (folder / "mnist" / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.array(labels, np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"), [([1, 2], "train has 3 images but 2 labels"), ([1, 2, 10], "train has a label 10")]
+)
+def test_mnist_files_that_contradict_are_refused(tmp_path: Path, labels: list[int], message: str) -> None:
+    write_mnist(tmp_path, labels, images=3)
+    with pytest.raises(Refusal, match=message):
+        load_dataset(Experiment(dataset="mnist", data_dir=tmp_path))
+
+
+@needs_mnist
+def test_real_mnist() -> None:
+    experiment = Experiment(dataset="mnist", data_dir=REAL_DATA)
+    mnist = load_dataset(experiment)
+    assert mnist.train.x.shape == (60_000, 1, 28, 28)
+    assert mnist.test.y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+    data = deal(mnist, experiment)
+    assert sum(len(c.train.y) + len(c.validation.y) for c in data.clients) > 60_000 - 10 * 12
+
+
+def test_arrays_are_taken_client_by_client() -> None:
+    experiment = small_experiment()
+    arrays = small_arrays()
+    data = from_arrays(arrays, experiment)
+    assert [len(c.train.y) for c in data.clients] == [int(0.85 * len(a.y_train)) for a in arrays]
+    assert data.shape == (6,)
+    assert data.classes == ("0", "1", "2")
+    x, y = arrays[0].x_test, arrays[0].y_test
+    given = dataclasses.replace(arrays[0], x_validation=x, y_validation=y, name="north")
+    north = from_arrays([given, *arrays[1:]], experiment).clients[0]
+    assert north.name == "north"
+    assert torch.equal(north.validation.x, torch.from_numpy(x))
+    assert len(north.train.y) == len(arrays[0].y_train)
+
+
+def broken(**changes: NDArray[Any]) -> ClientArrays:
+    good = small_arrays()[0]
+    return ClientArrays(**{**vars(good), **changes})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (broken(y_train=np.zeros(3, int)), "client 0: train: 20 samples but 3 labels"),
+        (broken(y_test=np.full(12, -1)), "client 0: test: labels must be integers from 0"),
+        (broken(y_train=np.zeros(20)), "client 0: train: labels must be integers from 0"),
+        (broken(x_train=np.full((20, 6), np.nan)), "client 0: train: sample 0 is not finite"),
+        (broken(x_train=np.zeros((20, 6), object)), "expected images of unsigned bytes or floats, got object"),
+        (broken(x_train=np.zeros((20, 5))), "samples differ in shape: [(5,), (6,)]"),
+        (broken(x_test=np.zeros((0, 6)), y_test=np.zeros(0, int)), "leaves client 0 without a test sample"),
+    ],
+)
+def test_bad_arrays_are_refused(arrays: ClientArrays, message: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        from_arrays([arrays, *small_arrays()[1:]], small_experiment())
+    assert message in str(refusal.value)
+
+
+def test_the_number_of_clients_must_agree() -> None:
+    with pytest.raises(Refusal, match="clients = 4: but data of 3 clients were given"):
+        from_arrays(small_arrays(3), small_experiment())

@@ -1,0 +1,156 @@
+"""The local engine: results that do not depend on how the work is spread, and failures that are named."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import orchard
+from conftest import federation_of, small_arrays, small_data, small_experiment
+from orchard.contract import Answer, Failure, Reply
+from orchard.engines.local import LocalEngine
+from orchard.errors import RunFailed
+from orchard.experiment import Experiment
+from orchard.results import Result
+from test_vector import Residual
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layers(x)
+        return scores
+
+
+def weights(result: Result) -> Tensor:
+    return torch.cat([vector for vector, _ in result.models])
+
+
+def figures(result: Result) -> list[object]:
+    return [{**entry.as_json(), "seconds": None} for entry in result.rounds]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({}, (6,)),
+        ({"method": {"name": "apple", "budget": 1}}, (6,)),
+        ({"model": "cnn"}, (1, 16, 16)),
+        ({"model": Residual}, (2, 6, 6)),
+        ({"model": Dropping}, (6,)),
+    ],
+    ids=["mlp", "budget", "cnn", "batchnorm", "dropout"],
+)
+def test_the_number_of_workers_changes_nothing(changes: dict[str, object], shape: tuple[int, ...]) -> None:
+    arrays = small_arrays(shape=shape)
+    one, two, four = (orchard.run(small_experiment(workers=w, **changes), arrays) for w in (1, 2, 4))
+    for other in (two, four):
+        assert figures(one) == figures(other)
+        assert torch.equal(weights(one), weights(other))
+
+
+def test_the_order_of_clients_changes_nothing() -> None:
+    experiment = small_experiment(workers=1)
+    data = small_data(experiment)
+    federation = federation_of(experiment, data)
+    outcomes = []
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        with LocalEngine(experiment, data) as engine:
+            server = experiment.method.server(federation)
+            wants = engine.start(federation)
+            for r in range(2):
+                replies = {i: Reply(r, server.reply(i, wants[i])) for i in range(4)}
+                turns = {i: engine._pool.submit(engine._turn, i, replies[i]).result() for i in order}
+                server.collect({i: a.upload for i, a in turns.items() if isinstance(a, Answer) and a.upload})
+            outcomes.append(torch.cat([vector for vector, _ in engine.models()]))
+    assert torch.equal(*outcomes)
+
+
+def test_seeds_matter_and_repeat() -> None:
+    arrays = small_arrays()
+    first, again, other = (weights(orchard.run(small_experiment(seed=s), arrays)) for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_client_that_fails_is_named_and_the_others_finish() -> None:
+    arrays = small_arrays()
+    arrays[2].x_train[:] = 1e30  # its activations overflow
+    experiment = small_experiment()
+    with LocalEngine(experiment, orchard.data.from_arrays(arrays, experiment)) as engine:
+        federation = federation_of(experiment, small_data(experiment))
+        server = experiment.method.server(federation)
+        wants = engine.start(federation)
+        answers = engine.exchange({i: Reply(0, server.reply(i, wants[i])) for i in range(4)})
+    failure = answers[2]
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith("client 2, round 0: the loss is")
+    assert all(isinstance(answers[i], Answer) for i in (0, 1, 3))
+    with pytest.raises(RunFailed, match="client 2, round 0: the loss is nan at step 1 of epoch 0"):
+        orchard.run(experiment, arrays)
+
+
+def test_a_bug_in_a_model_is_reported_with_its_cause() -> None:
+    class Fragile(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and bool((x != 0).any()):
+                raise KeyError("oops")
+            return super().forward(x)
+
+    with pytest.raises(RunFailed, match="client 0, round 0: KeyError: 'oops'") as failure:
+        orchard.run(small_experiment(model=lambda: Fragile(6, 3)), small_arrays())
+    assert isinstance(failure.value.__cause__, KeyError)
+
+
+def test_workers_compute_with_one_thread_and_leave_the_process_as_it_was() -> None:
+    seen: set[tuple[str, int]] = set()
+
+    class Nosy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add((threading.current_thread().name, torch.get_num_threads()))
+            return super().forward(x)
+
+    state = torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        orchard.run(small_experiment(model=lambda: Nosy(6, 3), workers=2), small_arrays())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert {threads for name, threads in seen if name.startswith("orchard")} == {1}
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batchnorm_statistics_belong_to_the_client() -> None:
+    arrays = small_arrays(shape=(2, 6, 6))
+    for i, client in enumerate(arrays):
+        client.x_train[:] += 10 * i
+    result = orchard.run(small_experiment(model=Residual, workers=1), arrays)
+    means = [buffers["norm.running_mean"] for _, buffers in result.models]
+    assert all(not torch.equal(means[0], other) for other in means[1:])
+
+
+def test_a_double_precision_model_runs() -> None:
+    result = orchard.run(small_experiment(model=lambda: nn.Linear(6, 3).double()), small_arrays())
+    assert result.models[0][0].dtype == torch.float64
+    assert np.isfinite(result.bmcta)
+
+
+def test_clients_never_see_cores_of_the_same_round() -> None:
+    """All replies of a round are made before any client of it has trained."""
+    experiment: Experiment = small_experiment(rounds=1)
+    data = small_data(experiment)
+    federation = federation_of(experiment, data)
+    with LocalEngine(experiment, data) as engine:
+        server = experiment.method.server(federation)
+        wants = engine.start(federation)
+        initial = [federation.initial_core(j).clone() for j in range(4)]
+        engine.exchange({i: Reply(0, server.reply(i, wants[i])) for i in range(4)})
+        for i, client in enumerate(engine.clients):
+            for j, copied in enumerate(client.copies):  # type: ignore[attr-defined]
+                assert (copied is None) if i == j else torch.equal(copied, initial[j])
