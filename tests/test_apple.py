@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conftest import federation_of, small_data, small_experiment
+from helpers import federation_of, small_data, small_experiment
 from orchard.contract import Federation, Reply, Upload
 from orchard.data import ClientData, Samples
 from orchard.experiment import Experiment

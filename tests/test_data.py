@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from conftest import REAL_DATA, needs_mnist, small_arrays, small_experiment
+from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment
 from orchard.data import ClientArrays, deal, from_arrays, load_dataset
 from orchard.data.datasets import scaled
 from orchard.data.idx import read_idx

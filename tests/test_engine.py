@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import orchard
-from conftest import federation_of, small_arrays, small_data, small_experiment
+from helpers import federation_of, small_arrays, small_data, small_experiment
 from orchard.contract import Answer, Failure, Reply
 from orchard.engines.local import LocalEngine
 from orchard.errors import RunFailed

@@ -58,7 +58,7 @@ def test_toml_round_trip_is_exact(**values: object) -> None:
         ("partition.alpha=0", "partition.alpha = 0: input should be greater than 0"),
         (
             "partition=even",
-            "partition = {'name': 'even'}: input tag 'even' found using 'name' does not match",
+            "partition.name = 'even': unknown; known: pathological, practical, dirichlet",
         ),
         ("method=aple", "method.name = 'aple': unknown method; did you mean 'apple'?"),
         ("method.budget=8", "method.budget = 8: at most clients − 1 = 7 others to download"),

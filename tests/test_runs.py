@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import orchard
-from conftest import REAL_DATA, needs_mnist, small_arrays, small_experiment
+from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment
 from orchard.contract import Answer, Failure
 from orchard.experiment import Experiment
 from orchard.results import Result

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conftest import federation_of, small_data, small_experiment
+from helpers import federation_of, small_data, small_experiment
 from orchard.data import Samples
 from orchard.experiment import Experiment
 from orchard.training import MomentumSGD, NotFinite, Site, accuracy, evaluate, gradient, train

@@ -11,9 +11,9 @@ A method is a client half and a server half that share no object. What a server 
 private state (its directed relationships) has no field here, so it cannot leak.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -51,7 +51,11 @@ class Answer:
     wants: tuple[int, ...]
     loss: float | None
     trained: Scores | None
+    """After this round's training."""
     exchanged: Scores | None
+    """What the last round's exchange gave, before this round's training."""
+    tuned: Scores | None = None
+    """The same after fine-tuning, where the method does that."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Federation:
     shape: tuple[int, ...]
     classes: int
     # Shared by all who hold one, and gone when nobody does.
-    _initial_cores: WeakValueDictionary[int, Tensor] = field(
+    _initial_models: WeakValueDictionary[tuple[str, *tuple[int, ...]], Tensor] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False
     )
 
@@ -103,42 +107,59 @@ class Federation:
 
     def initial_core(self, client: int) -> Tensor:
         """Return the first core model of a client, a function of (seed, client): anyone can rebuild it."""
-        core = self._initial_cores.get(client)
-        if core is None:
+        return self._initial("core", client)
+
+    def initial_model(self) -> Tensor:
+        """Return the first model of methods in which all clients start from the same one."""
+        return self._initial("model")
+
+    def _initial(self, purpose: str, *numbers: int) -> Tensor:
+        vector = self._initial_models.get((purpose, *numbers))
+        if vector is None:
             experiment = self.experiment
-            seed = derived_seed(experiment.seed, "core", client)
+            seed = derived_seed(experiment.seed, purpose, *numbers)
             module = build(experiment.model, self.shape, self.classes, seed)
-            core = self._initial_cores[client] = Network(module, experiment.device).vector
-        return core
+            vector = self._initial_models[purpose, *numbers] = Network(module, experiment.device).vector
+        return vector
 
 
-class Client(Protocol):
+class Client(ABC):
     """The half of a method that lives with the data. `site` is what it has at hand there."""
 
     def wants(self, round: int) -> tuple[int, ...]:
         """Choose whose models to download at the start of a round."""
+        return ()
 
     def receive(self, site: Site, reply: Reply) -> None:
         """Take in the models of a round."""
 
+    def fine_tuned(self, site: Site, round: int) -> Tensor | None:
+        """Return a copy of what was received, tuned to the local data, where the method does such a thing."""
+        return None
+
+    @abstractmethod
     def train(self, site: Site, round: int) -> float:
         """Train locally; return the mean training loss. On an error the state must be as before."""
 
+    @abstractmethod
     def personalised(self) -> Tensor:
         """Return the model that this client would use now."""
 
     def upload(self) -> Tensor | None:
         """Return what leaves the client, if anything does."""
+        return None
 
     def notes(self) -> Notes:
         """Return private figures that only a simulation may look at, e.g. the directed relationships."""
+        return {}
 
 
-class Server(Protocol):
-    """The half of a method that lives at the server."""
+class Server:
+    """The half of a method that lives at the server. As it stands it has nothing to give and keeps nothing."""
 
     def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
         """Return the models a client asked for."""
+        return {}
 
     def collect(self, uploads: Mapping[int, Upload]) -> None:
         """Take in the uploads of a round, all of them together."""

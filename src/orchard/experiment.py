@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 MOMENTUM = 0.9
 """β of every optimiser, as in the paper."""
 
+Moment = Literal["trained", "exchanged", "tuned"]
+"""When a model is measured: right after local training; after the round's uploads have reached everyone; after
+that and a fine-tuning on local data."""
+
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "digits": {
         "clients": 8,
@@ -84,8 +88,8 @@ class Dirichlet(Settings):
 class MethodSettings(Settings):
     """A method: its parameters, and the two halves made from them."""
 
-    moment: ClassVar[Literal["trained", "exchanged"]] = "trained"
-    """When its accuracy counts: right after local training, or after the uploads have reached everyone."""
+    moment: ClassVar[Moment] = "trained"
+    """When its accuracy counts."""
 
     name: str
 
@@ -119,6 +123,7 @@ def _method(value: object) -> object:
 PartitionSettings = Pathological | Practical | Dirichlet
 Partition = Annotated[PartitionSettings, Field(discriminator="name"), BeforeValidator(_named)]
 Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
+PARTITIONS = ("pathological", "practical", "dirichlet")
 LaxPath = Annotated[Path, Field(strict=False)]
 
 
@@ -165,7 +170,7 @@ class Experiment(Settings):
 
     @field_serializer("model")
     def _name_of_the_model(self, model: str | Callable[..., Any]) -> str:
-        return model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+        return model if isinstance(model, str) else f"{model.__module__}:{getattr(model, '__qualname__', model)}"
 
     def learning_rate(self, round: int) -> float:
         """η1 in a round."""
@@ -201,17 +206,19 @@ def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     """Say for each problem which field it is about, what was given, and what is allowed."""
     lines = []
     for problem in error.errors():
-        # The discriminator of a union stands in the location as if it were a field; it is not one.
-        tags = {"pathological", "practical", "dirichlet"}
-        place = (*prefix, *(str(part) for part in problem["loc"] if part not in tags))
-        cause = problem.get("ctx", {}).get("error")
+        # The name of a union's member stands in the location as if it were a field; it is not one.
+        place = (*prefix, *(str(part) for part in problem["loc"] if part not in PARTITIONS))
+        field, details = ".".join(place), problem.get("ctx", {})
+        cause = details.get("error")
         if isinstance(cause, ValidationError):
             lines.append(explain(cause, place))
         elif problem["type"] == "value_error":
             lines.append(".".join((*place, str(cause))))
+        elif problem["type"] == "union_tag_invalid":
+            lines.append(f"{field}.name = {details['tag']!r}: unknown; {nearest(details['tag'], PARTITIONS)}")
         else:
             message = problem["msg"][0].lower() + problem["msg"][1:]
-            lines.append(f"{'.'.join(place)} = {problem['input']!r}: {message}")
+            lines.append(f"{field} = {problem['input']!r}: {message}")
     return "\n".join(lines)
 
 

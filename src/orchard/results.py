@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orchard.contract import Answer, Failure, Federation, Notes
 from orchard.data import FederatedData
-from orchard.experiment import Experiment
+from orchard.experiment import Experiment, Moment
 from orchard.rounds import Exchange
 from orchard.training import Scores
 
@@ -28,6 +28,7 @@ class Round:
     loss: list[float | None]
     trained: list[Scores | None]
     exchanged: list[Scores | None]
+    tuned: list[Scores | None]
     bytes_up: list[int]
     bytes_down: list[int]
     notes: dict[str, list[Any]]
@@ -41,6 +42,7 @@ class Round:
             "loss": self.loss,
             "trained": _columns(self.trained),
             "exchanged": _columns(self.exchanged),
+            **({"tuned": _columns(self.tuned)} if any(self.tuned) else {}),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             **self.notes,
@@ -89,6 +91,7 @@ class Result:
         finished = self.rounds[-1] if self.rounds else None
         if finished:
             finished.exchanged = [a.exchanged if a else None for a in good]
+            finished.tuned = [a.tuned if a else None for a in good]
         if exchange.round < self.experiment.rounds:
             failures = {i: a.reason for i, a in enumerate(answers) if isinstance(a, Failure)}
             self.rounds.append(
@@ -98,6 +101,7 @@ class Result:
                     loss=[a.loss if a else None for a in good],
                     trained=[a.trained if a else None for a in good],
                     exchanged=[None for _ in good],
+                    tuned=[None for _ in good],
                     bytes_up=[exchange.bytes_up.get(i, 0) for i in range(len(good))],
                     bytes_down=[exchange.bytes_down.get(i, 0) for i in range(len(good))],
                     notes=_by_name(exchange.notes),
@@ -109,7 +113,7 @@ class Result:
     def accuracy(
         self,
         part: Literal["validation", "test"] = "test",
-        moment: Literal["trained", "exchanged"] | None = None,
+        moment: Moment | None = None,
     ) -> Array:
         """Return accuracies, rounds × clients; at the method's own moment unless another is named."""
         moment = moment or self.experiment.method.moment

@@ -73,6 +73,35 @@ def gradient(network: Network, x: Tensor, y: Tensor) -> Tensor:
     return loss.detach()
 
 
+def descend(
+    site: Site,
+    round: int,
+    start: Tensor,
+    *,
+    epochs: int | None = None,
+    centre: Tensor | None = None,
+    strength: float = 0.0,
+) -> tuple[Tensor, float]:
+    """Train a copy of a model by momentum SGD on the local data; return it and its mean training loss.
+
+    With a centre, the gradient is increased by strength·(w − centre), inside the momentum.
+    """
+    network = site.network
+    w = network.vector.copy_(start)
+    sgd = MomentumSGD(w, site.experiment.learning_rate(round))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = gradient(network, x, y)
+        if centre is not None:
+            network.gradient.add_(w - centre, alpha=strength)
+        sgd.step(network.gradient)
+        return loss
+
+    loss = train(site, round, step, epochs)
+    check_finite("model", w)
+    return w.clone(), loss
+
+
 class MomentumSGD:
     """A fresh optimiser of one tensor: v ← βv + gradient, x ← x − lr·v.
 
@@ -107,6 +136,11 @@ def accuracy(network: Network, model: Tensor, samples: Samples) -> float:
     """Return the share of samples that a model classifies correctly."""
     predicted = class_scores(network, model, samples.x).argmax(1)
     return int((predicted == samples.y).sum()) / len(samples.y)
+
+
+def mean_loss(network: Network, model: Tensor, samples: Samples) -> float:
+    """Return the mean cross-entropy of a model on samples."""
+    return functional.cross_entropy(class_scores(network, model, samples.x), samples.y).item()
 
 
 @torch.inference_mode()

@@ -1,21 +1,43 @@
 """The methods by name. A method is one file: its settings, its client half, its server half.
 
-Its file is imported only when it is asked for, so that naming methods costs nothing.
+A method's file is imported only when it is asked for, so that naming methods costs nothing. Another package adds
+its own under the entry point group `orchard.methods`.
 """
 
-from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 
 from orchard.experiment import MethodSettings, nearest
 
-METHODS = {
+GROUP = "orchard.methods"
+
+BUILT_IN = {
+    "separate": "orchard.methods.separate:Separate",
+    "fedavg": "orchard.methods.fedavg:FedAvg",
+    "fedavg-local": "orchard.methods.fedavg:FedAvgLocal",
+    "fedavg-ft": "orchard.methods.fedavg:FedAvgFT",
+    "fedprox-ft": "orchard.methods.fedavg:FedProxFT",
+    "apfl": "orchard.methods.apfl:APFL",
+    "heurfedamp": "orchard.methods.heurfedamp:HeurFedAMP",
+    "fedfomo": "orchard.methods.fedfomo:FedFomo",
     "apple": "orchard.methods.apple:Apple",
 }
 
 
+def methods() -> dict[str, EntryPoint]:
+    """Return all methods by name: the built-in ones, then those of other packages; no name is taken twice."""
+    built_in = {name: EntryPoint(name, home, GROUP) for name, home in BUILT_IN.items()}
+    return {entry.name: entry for entry in entry_points(group=GROUP)} | built_in
+
+
 def method_settings(name: str) -> type[MethodSettings]:
     """Return the settings class of a method, or refuse the name and suggest the nearest one."""
-    if name not in METHODS:
-        raise ValueError(f"name = {name!r}: unknown method; {nearest(name, list(METHODS))}")
-    module, _, attribute = METHODS[name].partition(":")
-    settings: type[MethodSettings] = getattr(import_module(module), attribute)
+    known = methods()
+    if name not in known:
+        raise ValueError(f"name = {name!r}: unknown method; {nearest(name, list(known))}")
+    try:
+        settings = known[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"name = {name!r}: cannot be loaded from {known[name].value}: {error}") from error
+    if not (isinstance(settings, type) and issubclass(settings, MethodSettings)):
+        raise ValueError(f"name = {name!r}: {known[name].value} is not a MethodSettings class")
     return settings

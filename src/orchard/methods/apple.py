@@ -20,21 +20,19 @@ others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N).
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchard.contract import Federation, Notes, Reply, Upload
-from orchard.experiment import MOMENTUM, MethodSettings
+from orchard.contract import Client, Federation, Notes, Reply, Server, Upload
+from orchard.experiment import Experiment, MethodSettings
+from orchard.methods.limits import refuse_budget, refuse_divergence
 from orchard.randomness import generator
 from orchard.training import MomentumSGD, Site, check_finite, gradient, train
 from orchard.vector import as_matrix, empty_matrix
-
-if TYPE_CHECKING:
-    from orchard.experiment import Experiment
 
 
 class Apple(MethodSettings):
@@ -48,19 +46,11 @@ class Apple(MethodSettings):
     budget: int | None = Field(default=None, ge=1, description="M, cores downloaded a round; none: all")
     selection: Literal["paper", "uniform"] = Field(default="paper", description="which cores, under a budget")
 
-    def check(self, experiment: "Experiment") -> None:
+    def check(self, experiment: Experiment) -> None:
         """Refuse a budget that is no limit, and a proximal term on which SGD diverges."""
-        if self.budget is not None and self.budget > experiment.clients - 1:
-            raise ValueError(
-                f"budget = {self.budget}: at most clients − 1 = {experiment.clients - 1} others to download"
-            )
-        limit = 2 * (1 + MOMENTUM)
+        refuse_budget(self.budget, experiment)
         strength = self.relationship_lr * self.mu * self.proximal_weight(0, experiment.rounds)
-        if strength > limit:
-            raise ValueError(
-                f"mu = {self.mu:g}: relationship_lr × mu = {strength:g} makes SGD on the proximal term diverge; "
-                f"at most {limit:g} (for relationships frozen at their start set relationship_lr = 0)"
-            )
+        refuse_divergence("mu", self.mu, strength, "relationship_lr × mu")
 
     def proximal_weight(self, round: int, rounds: int) -> float:
         """λ(r)."""
@@ -80,7 +70,7 @@ class Apple(MethodSettings):
         return AppleServer(self, federation)
 
 
-class AppleClient:
+class AppleClient(Client):
     """A core model, the directed relationships, and the last copies of the others' cores."""
 
     def __init__(self, settings: Apple, index: int, federation: Federation) -> None:
@@ -122,9 +112,8 @@ class AppleClient:
         core, p = self.core.clone(), self.relationships.clone()
         p_gradient = torch.empty_like(p)
         copies = as_matrix(self.copies, like=core)
-        decay = self.experiment.decay(round)
-        core_sgd = MomentumSGD(core, self.experiment.lr * decay)
-        p_sgd = MomentumSGD(p, settings.relationship_lr * decay)
+        core_sgd = MomentumSGD(core, self.experiment.learning_rate(round))
+        p_sgd = MomentumSGD(p, settings.relationship_lr * self.experiment.decay(round))
         pull = settings.mu * settings.proximal_weight(round, self.experiment.rounds)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -163,7 +152,7 @@ class AppleClient:
         return {"relationships": self.relationships.tolist()}
 
 
-class AppleServer:
+class AppleServer(Server):
     """The core models, and nothing else."""
 
     def __init__(self, settings: Apple, federation: Federation) -> None:
