@@ -1,6 +1,9 @@
 """Small federations that train in milliseconds."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +89,13 @@ class SmallFederation:
 
     def models(self) -> Tensor:
         return torch.stack([client.personalised() for client in self.clients])
+
+
+def orchard_command(
+    *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    command = [sys.executable, "-c", "from orchard.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
+    )

@@ -19,6 +19,8 @@ ROOMS = [
     "rounds",
     "results",
     "runs",
+    "comparison",
+    "tables",
     "display",
     "cli",
 ]

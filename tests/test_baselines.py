@@ -1,22 +1,25 @@
 """The eight baselines against exact degenerate cases. "is" in a name means bit for bit."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 import orchard
 from helpers import SmallFederation, small_arrays, small_experiment
 from orchard.data import Samples
+from orchard.experiment import Moment
 from orchard.methods.apfl import APFLClient
 from orchard.methods.fedavg import AveragingServer, FedAvgClient
 from orchard.methods.fedfomo import FedFomoClient
 from orchard.methods.heurfedamp import HeurFedAMPServer, cosines, mixture_weights
-from orchard.training import gradient, mean_loss
+from orchard.training import descend, gradient, mean_loss
 
 ALL = ["separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo", "apple"]
 
@@ -25,9 +28,9 @@ def method(name: str, **parameters: object) -> dict[str, object]:
     return {"name": name, **parameters}
 
 
-def accuracies(name: str, moment: str, **parameters: object) -> np.ndarray:  # type: ignore[type-arg]
+def accuracies(name: str, moment: Moment, **parameters: object) -> NDArray[np.float64]:
     run = orchard.run(small_experiment(rounds=4, method=method(name, **parameters)), small_arrays())
-    return run.accuracy(moment=moment)  # type: ignore[arg-type]
+    return run.accuracy(moment=moment)
 
 
 def global_model(federation: SmallFederation) -> Tensor:
@@ -98,9 +101,11 @@ def test_fedprox_without_mu_is_fedavg() -> None:
 
 
 def test_one_step_of_fedprox_is_fedavg_for_any_mu() -> None:
-    one_step = {"epochs": 1, "batch_size": 1000}
-    prox = SmallFederation(method=method("fedprox-ft", mu=50.0), **one_step).run(3)
-    assert torch.equal(global_model(prox), global_model(SmallFederation(method="fedavg", **one_step).run(3)))
+    prox, plain = (
+        SmallFederation(method=name, epochs=1, batch_size=1000).run(3)
+        for name in (method("fedprox-ft", mu=50.0), "fedavg")
+    )
+    assert torch.equal(global_model(prox), global_model(plain))
 
 
 def test_a_larger_mu_drifts_less() -> None:
@@ -152,8 +157,12 @@ def test_one_tuning_run_gives_the_three_rows(epochs: int | None) -> None:
 
 def test_tuning_like_training_costs_no_second_training(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    descend = orchard.methods.fedavg.descend
-    monkeypatch.setattr("orchard.methods.fedavg.descend", lambda *a, **k: calls.append(1) or descend(*a, **k))
+
+    def counted(*arguments: Any, **options: Any) -> tuple[Tensor, float]:
+        calls.append(arguments)
+        return descend(*arguments, **options)
+
+    monkeypatch.setattr("orchard.methods.fedavg.descend", counted)
     federation = SmallFederation(method="fedavg-ft")
     for r in range(4):  # three rounds, and the exchange that ends the run
         federation.round(r)

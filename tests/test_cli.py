@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ORCHARD = [sys.executable, "-c", "from orchard.cli import main; main()"]
-
-
-def orchard_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ORCHARD, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+from helpers import orchard_command
 
 
 def modules_after(code: str) -> set[str]:

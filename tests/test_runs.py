@@ -42,16 +42,16 @@ def test_bmcta_last_and_selected_by_hand(small_run: Result) -> None:
     rows = [[(v, t) for t in row] for v, row in zip(validation, test, strict=True)]
     result = invented(small_experiment(rounds=3), rows, small_run)
     assert result.bmcta == pytest.approx(0.7)
-    assert result.best.round == 1
-    assert result.last.round == result.selected.round == 2
-    assert result.last.accuracy == result.selected.accuracy == pytest.approx(0.6)
+    assert result.figures().best.round == 1
+    assert result.last.round == result.validation_selected.round == 2
+    assert result.last.accuracy == result.validation_selected.accuracy == pytest.approx(0.6)
     assert [client.accuracy for client in result.clients] == [1.0, 0.6, 0.6, 0.6]
 
 
 def test_bmcta_lies_between_the_last_mean_and_the_mean_of_the_bests(small_run: Result) -> None:
     accuracy = small_run.accuracy()
     assert accuracy[-1].mean() <= small_run.bmcta <= accuracy.max(axis=0).mean()
-    assert small_run.bmcta >= small_run.selected.accuracy
+    assert small_run.bmcta >= small_run.validation_selected.accuracy
 
 
 def test_a_round_that_lacks_a_client_does_not_count(small_run: Result) -> None:

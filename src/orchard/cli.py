@@ -3,19 +3,40 @@
 import json as json_module
 import sys
 import traceback
-from itertools import count
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from orchard import __version__
 from orchard.errors import Refusal, RunFailed
 
-if TYPE_CHECKING:
-    from orchard.experiment import Experiment
-
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+RUNS = Path("runs")
+
+ExperimentFile = Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")]
+Dataset = Annotated[str | None, typer.Option(help="A dataset's name.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data files are; else $ORCHARD_DATA.")]
+Fraction = Annotated[float | None, typer.Option(help="Share of the training data to use.")]
+Partition = Annotated[str | None, typer.Option(help="pathological, practical or dirichlet.")]
+Clients = Annotated[int | None, typer.Option(help="How many clients.")]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
+Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+class TableFormat(StrEnum):
+    """How a table is printed."""
+
+    text = "text"
+    csv = "csv"
+    markdown = "markdown"
+    latex = "latex"
 
 
 def main() -> None:
@@ -23,13 +44,13 @@ def main() -> None:
     try:
         app()
     except Refusal as refusal:
-        print(f"orchard: {refusal}", file=sys.stderr)  # noqa: T201
+        typer.echo(f"orchard: {refusal}", err=True)
         sys.exit(2)
     except RunFailed as failure:
         _explain_failure(failure)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("orchard: interrupted", file=sys.stderr)  # noqa: T201
+        typer.echo("orchard: interrupted", err=True)
         sys.exit(130)
 
 
@@ -39,7 +60,7 @@ def _explain_failure(failure: RunFailed) -> None:
 
     if failure.__cause__ is not None and not isinstance(failure.__cause__, NotFinite):
         traceback.print_exception(failure.__cause__)
-    print(f"orchard: {failure}", file=sys.stderr)  # noqa: T201
+    typer.echo(f"orchard: {failure}", err=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,21 +80,18 @@ def orchard(
 
 @app.command()
 def run(
-    experiment: Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="A dataset's name.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data files are.")] = None,
-    fraction: Annotated[float | None, typer.Option(help="Share of the training data to use.")] = None,
-    partition: Annotated[str | None, typer.Option(help="pathological, practical or dirichlet.")] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
-    method: Annotated[str | None, typer.Option(help="The method's name.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    experiment: ExperimentFile = None,
+    dataset: Dataset = None,
+    data_dir: DataDir = None,
+    fraction: Fraction = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    method: Annotated[str | None, typer.Option(help="The method's name; `orchard methods` lists them.")] = None,
+    rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random but the partition.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Clients trained at the same time.")] = None,
+    workers: Workers = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE"),
-    ] = None,
+    settings: Settings = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -93,12 +111,13 @@ def run(
         "out": out,
     }
     definition = load_experiment(experiment, overrides=overrides, assignments=settings or [])
-    if definition.out is None:
-        definition = definition.model_copy(update={"out": _free_folder(definition)})
 
     from orchard.display import print_result, watched
+    from orchard.runs import free_folder
     from orchard.runs import run as run_experiment
 
+    if definition.out is None:
+        definition = definition.model_copy(update={"out": free_folder(RUNS, definition)})
     with watched(definition, quiet=quiet) as progress:
         result = run_experiment(definition, progress=progress)
     if json:
@@ -107,8 +126,67 @@ def run(
         print_result(result)
 
 
-def _free_folder(experiment: "Experiment") -> Path:
-    """Return the first unused name in runs/."""
-    name = f"{experiment.dataset}-{experiment.partition.name}-{experiment.method.name}-seed{experiment.seed}"
-    candidates = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in count(1))
-    return next(path for path in candidates if not path.exists())
+@app.command()
+def compare(
+    experiment: ExperimentFile = None,
+    methods: Annotated[
+        str, typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0,fedfomo:budget=2")
+    ] = "separate,fedavg,fedavg-local,fedavg-ft,fedprox-ft,apfl,heurfedamp,fedfomo,apple",
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
+    dataset: Dataset = None,
+    data_dir: DataDir = None,
+    fraction: Fraction = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
+    out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")] = RUNS,
+    settings: Settings = None,
+    table: Annotated[TableFormat, typer.Option("--format", help="How the table is printed.")] = TableFormat.text,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods side by side on the same data and batches, and print one table."""
+    from orchard.experiment import load_experiment
+
+    overrides = {
+        "dataset": dataset,
+        "data_dir": data_dir,
+        "fraction": fraction,
+        "partition": partition,
+        "clients": clients,
+        "rounds": rounds,
+        "workers": workers,
+    }
+    definition = load_experiment(experiment, overrides=overrides, assignments=settings or [])
+
+    from orchard.comparison import compare as compare_methods
+    from orchard.comparison import parse_contender
+    from orchard.display import print_comparison, watched_grid
+
+    contenders = [parse_contender(text, definition) for text in dict.fromkeys(_listed("methods", methods))]
+    numbers = list(dict.fromkeys(_whole_number(text) for text in _listed("seeds", seeds)))
+    with watched_grid(definition.rounds, quiet=quiet) as watcher:
+        comparison = compare_methods(definition, contenders, numbers, out, watcher)
+    print_comparison(comparison, table.value)
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List the methods that can be run, those of other packages too."""
+    from orchard.methods import methods
+
+    for name, entry in methods().items():
+        typer.echo(f"{name:14s} {entry.value}")
+
+
+def _listed(option: str, text: str) -> list[str]:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise Refusal(f"--{option}: names nothing")
+    return items
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal():
+        raise Refusal(f"--seeds: {text!r} is not a whole number from 0")
+    return int(text)

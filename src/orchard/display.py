@@ -1,18 +1,22 @@
 """What a person sees: progress while a run goes on, and its result as a table."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
 from orchard.experiment import Experiment
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
+from orchard.tables import as_csv, as_latex, as_markdown, gains_table, rich_table
 
 PLAIN_WIDTH = 120
 """Columns where there is no terminal to ask."""
@@ -45,11 +49,56 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | Non
         yield say
 
 
+class GridWatcher:
+    """Shows how a comparison goes on: one bar for all of it on a terminal, else a plain line a run."""
+
+    def __init__(self, rounds: int, console: Console, bar: Progress | None) -> None:
+        self.rounds, self.console, self.bar = rounds, console, bar
+
+    def plan(self, runs: int) -> None:
+        """Open the bar over all rounds of all runs."""
+        self.done, self.runs = 0, runs
+        if self.bar:
+            self.task = self.bar.add_task("comparing", total=runs * self.rounds, figures="starting")
+
+    def begin(self, label: str, seed: int) -> OnExchange | None:
+        """Follow a run's rounds on the bar."""
+        if self.bar is None:
+            return None
+
+        def advance(exchange: Exchange) -> None:
+            if self.bar and exchange.round < self.rounds:
+                figures = f"{label}, seed {seed}: {_figures(exchange)}"
+                self.bar.update(self.task, completed=self.done * self.rounds + exchange.round + 1, figures=figures)
+
+        return advance
+
+    def end(self, label: str, seed: int, summary: Summary, kept: Path | None) -> None:
+        """Say how a run ended."""
+        self.done += 1
+        if self.bar:
+            self.bar.update(self.task, completed=self.done * self.rounds)
+        how = f"kept in {kept}" if kept else f"{summary['seconds']:.0f} s"
+        line = f"{self.done}/{self.runs}  {label}, seed {seed}: BMCTA {summary['bmcta']:.2%}  ({how})"
+        self.console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def watched_grid(rounds: int, *, quiet: bool) -> Iterator[GridWatcher]:
+    """Show the progress of a comparison on standard error."""
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    if console.is_terminal and not quiet:
+        with _bar(console) as bar:
+            yield GridWatcher(rounds, console, bar)
+    else:
+        yield GridWatcher(rounds, console, None)
+
+
 def _bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("round {task.completed}/{task.total}  {task.fields[figures]}"),
+        TextColumn("{task.completed}/{task.total} rounds  {task.fields[figures]}"),
         TimeRemainingColumn(compact=True),
         console=console,
     )
@@ -69,13 +118,33 @@ def _figures(exchange: Exchange) -> str:
     return f"mean {mean:.1%}  worst {accuracy[worst]:.1%} (client {worst})"
 
 
-def print_result(result: Result) -> None:
-    """Print a table of clients and the run's headline on standard output."""
+def print_comparison(comparison: Comparison, style: str) -> None:
+    """Print a comparison on standard output, as text for people or in a format for other programs."""
+    if style != "text":
+        formats = {"csv": as_csv, "markdown": as_markdown, "latex": as_latex}
+        sys.stdout.write(formats[style](comparison.rows))
+        return
+    console = _output()
+    console.print(rich_table(comparison.rows))
+    console.print("accuracies in %, traffic of one client in one round; BMCTA: best mean client test accuracy")
+    if comparison.alone and len(comparison.rows) > 1:
+        console.print("\nWhat each client gains over training alone, in percentage points:")
+        console.print(gains_table(comparison, comparison.alone))
+
+
+def _output() -> Console:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
+    return console
+
+
+def print_result(result: Result) -> None:
+    """Print a table of clients and the run's headline on standard output."""
+    console = _output()
     console.print(_table(result))
-    best, last, selected = result.best, result.last, result.selected
+    figures = result.figures()
+    best, last, selected = figures.best, figures.last, figures.validation_selected
     console.print(f"[bold]BMCTA {best.accuracy:.2%}[/] {_when(best)} (best mean client test accuracy)")
     console.print(f"last round {last.accuracy:.2%}; chosen by validation {selected.accuracy:.2%} {_when(selected)}")
     summary = result.summary()

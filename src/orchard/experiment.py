@@ -91,6 +91,9 @@ class MethodSettings(Settings):
     moment: ClassVar[Moment] = "trained"
     """When its accuracy counts."""
 
+    gives: ClassVar[Mapping[str, Moment]] = {}
+    """Other methods whose figures a run of this one gives too, and at which moment."""
+
     name: str
 
     def check(self, experiment: "Experiment") -> None:
@@ -179,6 +182,10 @@ class Experiment(Settings):
     def decay(self, round: int) -> float:
         """Return the factor on all learning rates in a round."""
         return self.lr_decay**round
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the result: all but where things are and how many workers share the work."""
+        return self.model_dump(mode="json", exclude={"out", "data_dir", "workers"})
 
     def to_toml(self) -> str:
         """Write the whole experiment, defaults included, as TOML."""

@@ -1,8 +1,8 @@
 """What a run gave: figures by round and client, and the personalised models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,16 @@ class Selected:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """A run in a few figures: mean client test accuracy at three rounds, and each client's at the best one."""
+
+    best: Selected
+    last: Selected
+    validation_selected: Selected
+    clients: list[float]
+
+
+@dataclass(frozen=True)
 class ClientResult:
     """One client: its data, its test accuracy at the round of the BMCTA, its relationships after the last."""
 
@@ -110,6 +120,10 @@ class Result:
             )
         return finished
 
+    def moments(self) -> list[Moment]:
+        """Return the moments at which clients were measured in this run."""
+        return [moment for moment in get_args(Moment) if any(getattr(self.rounds[-1], moment))]
+
     def accuracy(
         self,
         part: Literal["validation", "test"] = "test",
@@ -125,25 +139,32 @@ class Result:
             dtype=np.float64,
         ).reshape(len(self.rounds), self.federation.clients)
 
-    @property
-    def best(self) -> Selected:
-        """The round with the best mean client test accuracy."""
-        return self._at(_best_round(self.accuracy("test")))
+    def figures(self, moment: Moment | None = None) -> Figures:
+        """Return the figures at a moment; at the method's own unless another is named."""
+        test, validation = self.accuracy("test", moment), self.accuracy("validation", moment)
+        means = test.mean(axis=1)
+        best, chosen = _best_round(test), _best_round(validation)
+        return Figures(
+            best=Selected(best, float(means[best])),
+            last=Selected(len(means) - 1, float(means[-1])),
+            validation_selected=Selected(chosen, float(means[chosen])),
+            clients=test[best].tolist(),
+        )
 
     @property
     def bmcta(self) -> float:
-        """Best mean client test accuracy. It selects on test data: see `last` and `selected` beside it."""
-        return self.best.accuracy
+        """Best mean client test accuracy. It selects on test data: see `last` and `validation_selected` beside it."""
+        return self.figures().best.accuracy
 
     @property
     def last(self) -> Selected:
         """The last round."""
-        return self._at(len(self.rounds) - 1)
+        return self.figures().last
 
     @property
-    def selected(self) -> Selected:
+    def validation_selected(self) -> Selected:
         """The round with the best mean client validation accuracy."""
-        return self._at(_best_round(self.accuracy("validation")))
+        return self.figures().validation_selected
 
     @property
     def relationships(self) -> Array | None:
@@ -157,7 +178,7 @@ class Result:
     def clients(self) -> list[ClientResult]:
         """Return what became of each client."""
         relationships = self.relationships
-        accuracy = self.accuracy("test")[self.best.round]
+        accuracy = self.figures().clients
         counts = np.sum(list(self.data.class_counts().values()), axis=0)
         names = [client.name for client in self.data.clients]
         clients = []
@@ -168,7 +189,7 @@ class Result:
                 own = float(relationships[-1, i, i])
                 helper = np.delete(names, i)[others.argmax()].item() if len(others) else None
             held = {c: int(n) for c, n in zip(self.data.classes, counts[i], strict=True) if n}
-            clients.append(ClientResult(name, int(counts[i].sum()), held, float(accuracy[i]), own, helper))
+            clients.append(ClientResult(name, int(counts[i].sum()), held, accuracy[i], own, helper))
         return clients
 
     def personalised(self, client: int) -> nn.Module:
@@ -200,18 +221,13 @@ class Result:
             "rounds": len(rounds),
             "seconds": round(sum(entry.seconds for entry in rounds), 3),
             "parameters": int(self.federation.initial_core(0).numel()),
-            "moment": experiment.method.moment,
             "bmcta": self.bmcta,
-            "best": vars(self.best),
-            "last": vars(self.last),
-            "validation_selected": vars(self.selected),
+            "moment": experiment.method.moment,
+            "figures": {moment: asdict(self.figures(moment)) for moment in self.moments()},
             "bytes_up": sum(sum(entry.bytes_up) for entry in rounds),
             "bytes_down": sum(sum(entry.bytes_down) for entry in rounds),
-            "clients": [vars(client) for client in self.clients],
+            "clients": [asdict(client) for client in self.clients],
         }
-
-    def _at(self, round: int) -> Selected:
-        return Selected(round, float(self.accuracy("test")[round].mean()))
 
 
 def _best_round(accuracy: Array) -> int:

@@ -6,6 +6,7 @@ The folder holds `experiment.toml` (everything that defines the run), `federatio
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -80,6 +81,13 @@ def _refuse_missing_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise Refusal(f"device = {name!r}: is not available here: {str(error).splitlines()[0]}") from None
+
+
+def free_folder(root: Path, experiment: Experiment) -> Path:
+    """Return the first unused name for a run's folder."""
+    name = f"{experiment.dataset}-{experiment.partition.name}-{experiment.method.name}-seed{experiment.seed}"
+    candidates = (root / (name if k == 1 else f"{name}-{k}") for k in count(1))
+    return next(path for path in candidates if not path.exists())
 
 
 class RunFolder:

@@ -48,6 +48,7 @@ class FedAvg(Averaging):
     """FedAvg has no parameters."""
 
     moment: ClassVar[Moment] = "exchanged"
+    gives: ClassVar[Mapping[str, Moment]] = {"fedavg-local": "trained"}
     name: Literal["fedavg"] = "fedavg"
 
 
@@ -62,6 +63,7 @@ class FedAvgFT(Averaging):
     """FedAvg with fine-tuning."""
 
     moment: ClassVar[Moment] = "tuned"
+    gives: ClassVar[Mapping[str, Moment]] = {"fedavg": "exchanged", "fedavg-local": "trained"}
     name: Literal["fedavg-ft"] = "fedavg-ft"
     tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
 

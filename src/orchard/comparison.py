@@ -1,0 +1,178 @@
+"""Methods side by side: a grid of runs on the same data and batches, and one table of what they gave."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from orchard.errors import Refusal
+from orchard.experiment import Experiment, MethodSettings, Moment, explain, load_experiment
+from orchard.runs import Progress as OnExchange
+from orchard.runs import free_folder, run
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method with its parameters, and the name of its row."""
+
+    label: str
+    settings: MethodSettings
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over seeds; no deviation where there is one seed only."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return mean and standard deviation."""
+        return cls(mean(values), stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method gave, over all seeds; accuracies are means over clients unless said otherwise."""
+
+    label: str
+    bmcta: Spread
+    last: Spread
+    validation_selected: Spread
+    worst_client: Spread
+    worse_than_alone: float | None
+    """How many clients, on average, did worse than by training alone; None where nobody trained alone."""
+    bytes_up: float
+    """Sent by one client in one round, on average."""
+    bytes_down: float
+    seconds: float
+    clients: list[float]
+    """Each client's test accuracy at the round of the BMCTA, mean over seeds."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row for every contender, and the clients they were compared on."""
+
+    rows: list[Row]
+    clients: list[str]
+    alone: Row | None
+    """The row of training alone, where somebody did."""
+
+
+class Watcher(Protocol):
+    """Is told how the grid goes on."""
+
+    def plan(self, runs: int) -> None:
+        """Expect so many runs, new or kept from before."""
+
+    def begin(self, label: str, seed: int) -> OnExchange | None:
+        """Follow a run that begins; its exchanges go to what this returns."""
+
+    def end(self, label: str, seed: int, summary: Summary, kept: Path | None) -> None:
+        """Take note of a run that has ended, or was kept from before."""
+
+
+def parse_contender(text: str, base: Experiment) -> Contender:
+    """Read ``name`` or ``name:parameter=value:...``; a method that the experiment sets up is taken as it is there."""
+    name, *assignments = text.split(":")
+    if not assignments and name == base.method.name:
+        return Contender(text, base.method)
+    settings = [f"method.name={name}", *(f"method.{assignment}" for assignment in assignments)]
+    shared = {key: value for key, value in base if key != "method"}
+    return Contender(text, load_experiment(overrides=shared, assignments=settings).method)
+
+
+def compare(
+    base: Experiment, contenders: Sequence[Contender], seeds: Sequence[int], root: Path, watcher: Watcher
+) -> Comparison:
+    """Run every contender with every seed, or take the finished run of the same experiment, and sum up."""
+    hosts = {contender.label: _host(contender, contenders) for contender in contenders}
+    # All experiments are made, and so checked, before the first one runs.
+    grid = {(host.label, seed): _variant(base, host.settings, seed) for seed in seeds for host, _ in hosts.values()}
+    watcher.plan(len(grid))
+    summaries = {
+        (label, seed): _finished_or_run(label, experiment, root, watcher) for (label, seed), experiment in grid.items()
+    }
+    loner = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
+    alone = [summaries[loner, seed] for seed in seeds] if loner else None
+    rows = {
+        label: _row(label, moment, [summaries[host.label, seed] for seed in seeds], alone)
+        for label, (host, moment) in hosts.items()
+    }
+    clients = [client["name"] for client in next(iter(summaries.values()))["clients"]]
+    return Comparison(list(rows.values()), clients, rows[loner] if loner else None)
+
+
+def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:
+    """Return whose run gives this contender's figures, and at which moment: another's where one gives both."""
+    givers = [other for other in contenders if contender.settings.name in other.settings.gives]
+    if not givers:
+        return contender, contender.settings.moment
+    host = max(givers, key=lambda other: len(other.settings.gives))
+    return host, host.settings.gives[contender.settings.name]
+
+
+def _variant(base: Experiment, settings: MethodSettings, seed: int) -> Experiment:
+    try:
+        return Experiment.model_validate({**dict(base), "method": settings, "seed": seed, "out": None})
+    except ValidationError as error:
+        raise Refusal(explain(error)) from None
+
+
+def _finished_or_run(label: str, experiment: Experiment, root: Path, watcher: Watcher) -> Summary:
+    kept = find_finished(experiment, root)
+    if kept is None:
+        out = free_folder(root, experiment)
+        progress = watcher.begin(label, experiment.seed)
+        summary = run(experiment.model_copy(update={"out": out}), progress=progress).summary()
+    else:
+        summary = json.loads((kept / "summary.json").read_text("utf-8"))
+    watcher.end(label, experiment.seed, summary, kept)
+    return summary
+
+
+def find_finished(experiment: Experiment, root: Path) -> Path | None:
+    """Return the folder of a finished run of the same experiment, if there is one."""
+    for file in sorted(root.glob("*/summary.json")):
+        try:
+            state = json.loads(file.read_text("utf-8")).get("state")
+            definition = tomllib.loads((file.parent / "experiment.toml").read_text("utf-8"))
+            same = state == "finished" and Experiment.model_validate(definition).identity() == experiment.identity()
+        except (OSError, ValueError):  # somebody else's folder, or damaged: not a run to build on
+            continue
+        if same:
+            return file.parent
+    return None
+
+
+def _row(label: str, moment: Moment, summaries: list[Summary], alone: list[Summary] | None) -> Row:
+    figures = [summary["figures"][moment] for summary in summaries]
+    rounds = [summary["rounds"] * len(summary["clients"]) for summary in summaries]
+    worse = None
+    if alone:
+        baseline = [summary["figures"]["trained"]["clients"] for summary in alone]
+        worse = mean(
+            sum(mine < theirs for mine, theirs in zip(f["clients"], b, strict=True))
+            for f, b in zip(figures, baseline, strict=True)
+        )
+    return Row(
+        label=label,
+        bmcta=Spread.of([f["best"]["accuracy"] for f in figures]),
+        last=Spread.of([f["last"]["accuracy"] for f in figures]),
+        validation_selected=Spread.of([f["validation_selected"]["accuracy"] for f in figures]),
+        worst_client=Spread.of([min(f["clients"]) for f in figures]),
+        worse_than_alone=worse,
+        bytes_up=mean(s["bytes_up"] / n for s, n in zip(summaries, rounds, strict=True)),
+        bytes_down=mean(s["bytes_down"] / n for s, n in zip(summaries, rounds, strict=True)),
+        seconds=mean(summary["seconds"] for summary in summaries),
+        clients=[mean(values) for values in zip(*(f["clients"] for f in figures), strict=True)],
+    )

@@ -1,0 +1,191 @@
+"""Methods side by side: one table, finished runs reused, three rows from one FedAvg run."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import orchard_command
+from orchard.comparison import Comparison, Contender, Row, Spread, compare, parse_contender
+from orchard.errors import Refusal
+from orchard.experiment import Experiment, load_experiment
+from orchard.methods.apple import Apple
+from orchard.tables import as_csv, as_latex, as_markdown
+
+QUICK = ["epochs=1", "rounds=2", "model=mlp", "batch_size=64"]
+
+
+class Log:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.runs, self.begun, self.kept = 0, list[tuple[str, int]](), list[tuple[str, int]]()
+
+    def plan(self, runs: int) -> None:
+        self.runs = runs
+
+    def begin(self, label: str, seed: int) -> None:
+        self.begun.append((label, seed))
+
+    def end(self, label: str, seed: int, summary: dict[str, object], kept: Path | None) -> None:
+        assert "bmcta" in summary
+        if kept:
+            self.kept.append((label, seed))
+
+
+def quick() -> Experiment:
+    return load_experiment(assignments=QUICK)
+
+
+def quick_compare(methods: str, seeds: list[int], root: Path) -> tuple[Comparison, Log]:
+    log = Log()
+    contenders = [parse_contender(text, quick()) for text in methods.split(",")]
+    return compare(quick(), contenders, seeds, root, log), log
+
+
+def test_finished_runs_are_reused_and_changed_ones_are_not(tmp_path: Path) -> None:
+    first, log = quick_compare("separate,apple", [1, 2], tmp_path)
+    assert log.begun == [("separate", 1), ("apple", 1), ("separate", 2), ("apple", 2)]
+    again, log = quick_compare("separate,apple,apple:mu=0.5", [1, 2], tmp_path)
+    assert log.begun == [("apple:mu=0.5", 1), ("apple:mu=0.5", 2)]
+    assert len(log.kept) == 4
+    for mine, theirs in zip(first.rows, again.rows, strict=False):
+        assert mine == theirs
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_an_unfinished_or_damaged_run_is_not_reused(tmp_path: Path) -> None:
+    quick_compare("separate", [1], tmp_path)
+    folder = next(tmp_path.iterdir())
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "state": "failed"}))
+    assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+    for file in tmp_path.glob("*/summary.json"):
+        file.write_text("{")
+    assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+
+
+def test_three_rows_from_one_fedavg_run(tmp_path: Path) -> None:
+    together, log = quick_compare("fedavg,fedavg-local,fedavg-ft", [1], tmp_path / "together")
+    assert log.begun == [("fedavg-ft", 1)]
+    apart = [quick_compare(name, [1], tmp_path / name)[0].rows[0] for name in ("fedavg", "fedavg-local", "fedavg-ft")]
+    for one, other in zip(together.rows, apart, strict=True):
+        assert (one.label, one.bmcta, one.last, one.clients) == (other.label, other.bmcta, other.last, other.clients)
+
+
+def test_a_contender_keeps_what_the_experiment_says_of_it() -> None:
+    base = load_experiment(assignments=["method.mu=0.7"])
+    assert parse_contender("apple", base) == Contender("apple", base.method)
+    plain = parse_contender("apple:budget=2", base)
+    assert plain == Contender("apple:budget=2", Apple(budget=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("appel", "method.name = 'appel': unknown method; did you mean 'apple'?"),
+        ("apple:mue=1", "method.mue: unknown key; did you mean 'mu'?"),
+        ("fedfomo:budget=99", "method.budget = 99: at most clients − 1 = 7 others to download"),
+    ],
+)
+def test_a_bad_contender_is_refused(text: str, message: str) -> None:
+    with pytest.raises(Refusal, match=message.replace("?", r"\?")):
+        parse_contender(text, quick())
+
+
+def test_worse_than_alone_and_spreads_by_hand(tmp_path: Path) -> None:
+    comparison, _ = quick_compare("separate,fedavg", [1, 2], tmp_path)
+    alone, fedavg = comparison.rows
+    assert comparison.alone is alone
+    assert alone.worse_than_alone == 0
+    summaries = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/summary.json"))]
+    by_name = {(s["method"], s["seed"]): s for s in summaries}
+    worse = []
+    for seed in (1, 2):
+        mine = by_name["fedavg", seed]["figures"]["exchanged"]["clients"]
+        theirs = by_name["separate", seed]["figures"]["trained"]["clients"]
+        worse.append(sum(a < b for a, b in zip(mine, theirs, strict=True)))
+    assert fedavg.worse_than_alone == sum(worse) / 2
+    a, b = (by_name["fedavg", seed]["bmcta"] for seed in (1, 2))
+    assert fedavg.bmcta.mean == pytest.approx((a + b) / 2)
+    assert fedavg.bmcta.deviation == pytest.approx(abs(a - b) / 2**0.5)
+    assert fedavg.bytes_down == 4 * by_name["fedavg", 1]["parameters"]
+
+
+ROWS = [
+    Row(
+        "sep_arate", Spread(0.5, None), Spread(0.4, None), Spread(0.45, None), Spread(0.1, None), None, 0, 0, 3.2, [0.5]
+    ),
+    Row("b", Spread(0.75, 0.012), Spread(0.7, 0.0), Spread(0.7, 0.0), Spread(0.6, 0.1), 1.5, 2e6, 4e6, 65, [0.75]),
+]
+
+
+def test_markdown() -> None:
+    lines = as_markdown(ROWS).splitlines()
+    assert lines[2] == "| sep_arate | 50.00 | 40.00 | 45.00 | 10.00 | – | 0.00 | 0.00 | 3 |"
+    assert lines[3].startswith("| b | 75.00 ± 1.20 | 70.00 ± 0.00 | 70.00 ± 0.00 | 60.00 ± 10.00 | 1.5 of 1 | 2.00")
+
+
+def test_csv_has_full_precision() -> None:
+    first, second = csv.DictReader(io.StringIO(as_csv(ROWS)))
+    assert (first["bmcta"], first["bmcta_sd"], first["worse_than_alone"]) == ("0.5", "", "")
+    assert (second["bmcta"], second["bmcta_sd"], second["bytes_down"]) == ("0.75", "0.012", "4000000.0")
+
+
+def test_latex_is_escaped_and_marks_the_best() -> None:
+    text = as_latex(ROWS)
+    assert r"sep\_arate & 50.00 & " in text
+    assert r"b & \textbf{75.00 $\pm$ 1.20} & " in text
+    assert text.startswith(r"\begin{tabular}{lrrrrrrrr}")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    options = [word for setting in QUICK for word in ("--set", setting)]
+    first = orchard_command("compare", "--methods", "separate,fedavg-local,apple", *options, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert [line.split()[0] for line in first.stderr.splitlines()] == ["1/3", "2/3", "3/3"]
+    for words in ("method", "BMCTA", "worse than alone", "gains over training alone", "client 7"):
+        assert words in first.stdout
+    again = orchard_command("compare", "--methods", "separate", "--format", "csv", *options, cwd=tmp_path)
+    assert "kept in runs/digits-dirichlet-separate-seed42" in again.stderr
+    assert next(csv.DictReader(io.StringIO(again.stdout)))["method"] == "separate"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "fedavgg"], "did you mean 'fedavg'?"),
+        (["--methods", ","], "--methods: names nothing"),
+        (["--seeds", "1,x"], "--seeds: 'x' is not a whole number from 0"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    refused = orchard_command("compare", *arguments, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_method_from_another_package(tmp_path: Path) -> None:
+    """The example package is built, installed and run by its name, like anybody's would be."""
+    package = Path(__file__).parent.parent / "examples" / "orchard-halfway"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), str(package)], check=True, capture_output=True)
+    environment = {"PYTHONPATH": str(tmp_path / "site")}
+    listed = orchard_command("methods", cwd=tmp_path, environment=environment)
+    assert "halfway" in listed.stdout
+    options = [word for setting in QUICK for word in ("--set", setting)]
+    run = orchard_command(
+        "run", "--method", "halfway", "--set", "method.keep=0.25", *options, cwd=tmp_path, environment=environment
+    )
+    assert run.returncode == 0, run.stderr
+    assert "BMCTA" in run.stdout
+    refused = orchard_command(
+        "run", "--set", "method.name=halfway", "--set", "method.keep=2.0", cwd=tmp_path, environment=environment
+    )
+    assert refused.returncode == 2
+    assert "method.keep = 2.0: input should be less than or equal to 1" in refused.stderr
