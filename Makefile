@@ -22,8 +22,8 @@ $(VENV)/development: $(VENV)/runtime
 	@$(PIP) -e '.[all]'
 	@touch $@
 
-demo: $(VENV)/runtime ## Train eight clients on embedded data, in well under a minute
-	@$(BIN)/orchard run
+demo: $(VENV)/runtime ## Training alone, together, and with APPLE on embedded data, in about a minute
+	@$(BIN)/orchard compare --methods separate,fedavg-local,apple --rounds 15
 
 test: $(VENV)/development ## Run the tests
 	@$(BIN)/pytest

@@ -14,25 +14,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from helpers import federation_of, small_data, small_experiment
+from helpers import SmallFederation, small_data, small_experiment
 from orchard.contract import Federation, Reply, Upload
 from orchard.data import ClientData, Samples
 from orchard.experiment import Experiment
 from orchard.methods.apple import Apple, AppleClient, AppleServer
 from orchard.models import CNN
-from orchard.training import MomentumSGD, Site, gradient, train
+from orchard.training import Site, descend
 from orchard.vector import Network
 from test_vector import Residual
 
 
 def setting(apple: Apple | None = None, **changes: object) -> tuple[Experiment, Federation, list[Site]]:
-    experiment = small_experiment(**changes)
-    if apple is not None:
-        experiment = experiment.model_copy(update={"method": apple})
-    data = small_data(experiment)
-    federation = federation_of(experiment, data)
-    sites = [Site(i, experiment, d, federation.network()) for i, d in enumerate(data.clients)]
-    return experiment, federation, sites
+    small = SmallFederation(method=apple or "apple", **changes)  # type: ignore[arg-type]
+    return small.experiment, small.federation, small.sites
 
 
 def halves(experiment: Experiment, federation: Federation) -> tuple[list[AppleClient], AppleServer]:
@@ -48,19 +43,9 @@ def one_round(clients: list[AppleClient], server: AppleServer, sites: list[Site]
     server.collect({i: Upload(round, client.upload()) for i, client in enumerate(clients)})
 
 
-def plain_sgd(site: Site, start: Tensor, round: int, lr: float) -> Tensor:
-    """Train a model alone, the ordinary way."""
-    network = site.network
-    network.vector.copy_(start)
-    sgd = MomentumSGD(network.vector, lr)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = gradient(network, x, y)
-        sgd.step(network.gradient)
-        return loss
-
-    train(site, round, step)
-    return network.vector.clone()
+def at_rate(site: Site, lr: float) -> Site:
+    """The same site with another learning rate."""
+    return dataclasses.replace(site, experiment=site.experiment.model_copy(update={"lr": lr}))
 
 
 # --- The gradients, against the network with N branches ------------------------------------------------
@@ -138,7 +123,7 @@ def test_alone_and_frozen_it_is_separate_training() -> None:  # =
     alone = [client.core.clone() for client in clients]
     for r in range(3):
         one_round(clients, server, sites, r)
-        alone = [plain_sgd(site, w, r, experiment.learning_rate(r)) for site, w in zip(sites, alone, strict=True)]
+        alone = [descend(site, r, w)[0] for site, w in zip(sites, alone, strict=True)]
     for client, w in zip(clients, alone, strict=True):
         assert torch.equal(client.core, w)
         assert torch.equal(client.personalised(), w)
@@ -167,7 +152,7 @@ def test_frozen_relationships_add_up_the_clients_displacements() -> None:  # ≈
     clients, server = halves(experiment, federation)
     w = clients[0].personalised()
     displacements = [
-        plain_sgd(site, w, 0, experiment.lr * share**2) - w
+        descend(at_rate(site, experiment.lr * share**2), 0, w)[0] - w
         for site, share in zip(sites, federation.shares, strict=True)
     ]
     one_round(clients, server, sites, 0)
@@ -181,7 +166,7 @@ def test_uniform_one_step_at_n_times_the_rate_is_a_fedavg_step() -> None:  # ≈
     federation = dataclasses.replace(federation, samples=(10, 10, 10, 10))
     clients, server = halves(experiment, federation)
     w = clients[0].personalised()
-    averaged = torch.stack([plain_sgd(site, w, 0, 0.4 / 4) for site in sites]).mean(0)
+    averaged = torch.stack([descend(at_rate(site, 0.4 / 4), 0, w)[0] for site in sites]).mean(0)
     one_round(clients, server, sites, 0)
     torch.testing.assert_close(torch.stack(server.cores).mean(0), averaged, rtol=1e-4, atol=1e-6)
 

@@ -130,7 +130,9 @@ def test_a_failed_run_keeps_what_it_had(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text())
     assert "the loss is" in line["failures"]["2"]
     assert line["trained"]["test"][2] is None
-    assert json.loads((tmp_path / "run/summary.json").read_text())["state"] == "failed"
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["state"] == "failed"
+    assert summary["error"].startswith("client 2, round 0: the loss is")
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:

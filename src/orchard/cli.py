@@ -41,6 +41,7 @@ class TableFormat(StrEnum):
 
 def main() -> None:
     """Run the command line; errors that are for people become one message and an exit code."""
+    sys.path.insert(0, "")  # so that --set model=my_file:factory finds a file beside the user
     try:
         app()
     except Refusal as refusal:

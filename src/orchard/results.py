@@ -210,14 +210,21 @@ class Result:
             "counts": self.data.class_counts(),
         }
 
-    def summary(self) -> dict[str, Any]:
-        """Return the run in a few figures."""
-        experiment, rounds = self.experiment, self.rounds
+    def description(self) -> dict[str, Any]:
+        """Return in a few words what was run."""
+        experiment = self.experiment
         return {
             "method": experiment.method.name,
             "dataset": experiment.dataset,
             "partition": experiment.partition.name if self.data.matrix is not None else None,
             "seed": experiment.seed,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run in a few figures."""
+        experiment, rounds = self.experiment, self.rounds
+        return {
+            **self.description(),
             "rounds": len(rounds),
             "seconds": round(sum(entry.seconds for entry in rounds), 3),
             "parameters": int(self.federation.initial_core(0).numel()),

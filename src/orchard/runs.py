@@ -52,7 +52,7 @@ def run(
                 progress(exchange)
             _stop_on_failure(exchange, result, folder)
     if folder:
-        folder.finish(result, "finished")
+        folder.finish(result)
     return result
 
 
@@ -70,10 +70,12 @@ def load_data(experiment: Experiment, data: Sequence[ClientArrays] | None = None
 def _stop_on_failure(exchange: Exchange, result: Result, folder: "RunFolder | None") -> None:
     failures = [answer for answer in exchange.answers.values() if isinstance(answer, Failure)]
     if failures:
+        reasons = "\n".join(failure.reason for failure in failures)
         if folder:
-            folder.append(result.rounds[-1])
-            folder.finish(result, "failed")
-        raise RunFailed("\n".join(failure.reason for failure in failures)) from failures[0].error
+            if exchange.round < result.experiment.rounds:
+                folder.append(result.rounds[-1])
+            folder.fail(result, reasons)
+        raise RunFailed(reasons) from failures[0].error
 
 
 def _refuse_missing_device(name: str) -> None:
@@ -115,9 +117,14 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(finished.as_json()) + "\n")
 
-    def finish(self, result: Result, state: str) -> None:
+    def finish(self, result: Result) -> None:
         """Write the summary."""
-        self._write_json("summary.json", {"state": state, **result.summary()})
+        self._write_json("summary.json", {"state": "finished", **result.summary()})
+
+    def fail(self, result: Result, reasons: str) -> None:
+        """Write why there is no summary."""
+        started = {"state": "failed", "error": reasons, "rounds": len(result.rounds)}
+        self._write_json("summary.json", {**started, **result.description()})
 
     def _write_json(self, name: str, content: object) -> None:
         """Write a file whole or not at all."""
