@@ -2,6 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
+
+from helpers import SmallFederation
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -11,3 +14,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Tensor:
+    """What three rounds of separate training give."""
+    return SmallFederation(method="separate").run(3).models()

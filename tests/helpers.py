@@ -15,6 +15,7 @@ from orchard.contract import Answer, Client, Federation, Reply, Server
 from orchard.data import ClientArrays, FederatedData, from_arrays
 from orchard.engines.turn import take_turn
 from orchard.experiment import Experiment, load_experiment
+from orchard.methods.fedavg import AveragingServer
 from orchard.training import Site
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +90,14 @@ class SmallFederation:
 
     def models(self) -> Tensor:
         return torch.stack([client.personalised() for client in self.clients])
+
+    def global_model(self) -> Tensor:
+        assert isinstance(self.server, AveragingServer)
+        return self.server.model
+
+
+def method(name: str, **parameters: object) -> dict[str, object]:
+    return {"name": name, **parameters}
 
 
 def orchard_command(

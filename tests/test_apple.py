@@ -4,17 +4,16 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from helpers import SmallFederation, small_data, small_experiment
+from helpers import SmallFederation, small_experiment
 from orchard.contract import Federation, Reply, Upload
 from orchard.data import ClientData, Samples
 from orchard.experiment import Experiment
@@ -242,87 +241,6 @@ def test_both_learning_rates_decay() -> None:
         moves.append((clients[1].core - client.core, clients[1].relationships - client.relationships))
     for first, third in zip(*moves, strict=True):
         torch.testing.assert_close(third, first / 4, rtol=1e-3, atol=1e-7)
-
-
-# --- A limited budget -----------------------------------------------------------------------------------
-
-
-def test_a_budget_of_all_others_equals_no_budget() -> None:  # =
-    outcomes = []
-    for budget in (None, 3):
-        experiment, federation, sites = setting(Apple(budget=budget))
-        clients, server = halves(experiment, federation)
-        for r in range(3):
-            one_round(clients, server, sites, r)
-        outcomes.append(torch.cat([*server.cores, *(client.relationships for client in clients)]))
-    assert torch.equal(*outcomes)
-
-
-@settings(deadline=None, max_examples=40)
-@given(n=st.integers(2, 9), data=st.data(), seed=st.integers(0, 1000))
-def test_under_a_budget_every_core_is_seen_soon_and_none_twice_a_round(n: int, data: st.DataObject, seed: int) -> None:
-    budget = data.draw(st.integers(1, n - 1))
-    mine = data.draw(st.integers(0, n - 1))
-    experiment = small_experiment(clients=n, seed=seed, method={"name": "apple", "budget": budget})
-    federation = Federation(experiment, (10,) * n, (6,), 3)
-    client = Apple(budget=budget).client(mine, federation)
-    site = Site(mine, experiment, small_data(small_experiment()).clients[0], federation.network())
-    enough = math.ceil((n - 1) / budget)
-    for r in range(enough + 3):
-        wants = client.wants(r)
-        assert len(set(wants)) == len(wants) == budget
-        assert mine not in wants
-        before = list(client.copies)
-        client.receive(site, Reply(r, {j: torch.full_like(client.core, r) for j in wants}))
-        for j in range(n):
-            if j not in wants:
-                assert client.copies[j] is before[j]  # what did not come stays as it was
-        if r >= enough - 1:
-            assert client.downloaded == set(range(n)) - {mine}
-
-
-def test_the_choice_follows_the_strength_of_the_relationship() -> None:
-    """With one slot, core j is drawn with probability b^|p_j| / Σ b^|p|."""
-    p = torch.tensor([0.0, 1.0, -2.0, 0.5])
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
-    drawn: Counter[int] = Counter()
-    for seed in range(4000):
-        client = Apple(budget=1).client(0, federation)
-        client.experiment = federation.experiment.model_copy(update={"seed": seed})
-        client.relationships, client.downloaded = p, frozenset({1, 2, 3})
-        drawn.update(client.wants(12))  # b = max(1.5, 12·1/4) = 3
-    weights = np.array([3.0**1, 3.0**2, 3.0**0.5])
-    expected = weights / weights.sum()
-    observed = np.array([drawn[j] for j in (1, 2, 3)]) / 4000
-    assert observed == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 4000))
-
-
-def test_uniform_choice_ignores_relationships_and_history() -> None:
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
-    drawn: Counter[int] = Counter()
-    for seed in range(3000):
-        client = Apple(budget=1, selection="uniform").client(0, federation)
-        client.experiment = federation.experiment.model_copy(update={"seed": seed})
-        client.relationships, client.downloaded = torch.tensor([0.0, 9.0, 0.0, 0.0]), frozenset({1})
-        drawn.update(client.wants(50))
-    assert [drawn[j] / 3000 for j in (1, 2, 3)] == pytest.approx([1 / 3] * 3, abs=0.04)
-
-
-def test_huge_relationships_do_not_overflow_the_choice() -> None:
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
-    client = Apple(budget=2).client(0, federation)
-    client.relationships, client.downloaded = torch.tensor([0.0, 1e6, 0.0, -2e6]), frozenset({1, 2, 3})
-    assert client.wants(100) == (1, 3)
-
-
-def test_a_core_never_downloaded_is_the_seeded_one() -> None:  # =
-    experiment, federation, _ = setting(Apple(budget=1))
-    client = halves(experiment, federation)[0][0]
-    for j in (1, 2, 3):
-        rebuilt = Federation(experiment, federation.samples, federation.shape, federation.classes).initial_core(j)
-        copied = client.copies[j]
-        assert copied is not None
-        assert torch.equal(copied, rebuilt)
 
 
 # --- Privacy --------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_json_and_quiet(tmp_path: Path) -> None:
     [
         (["--clients", "0"], "clients = 0: input should be greater than or equal to 1"),
         (["--set", "method.budget=8"], "method.budget = 8: at most clients − 1 = 7 others to download"),
-        (["--set", "method.mu=1e6"], "method.mu = 1e+06: relationship_lr × mu = 1000 makes SGD"),
+        (["--set", "method.mu=1e6"], "method.mu = 1e+06: relationship_lr × mu = 1000, but SGD diverges"),
         (["--set", "speed=9"], "speed: unknown key; did you mean 'seed'?"),
         (["--method", "aple"], "unknown method; did you mean 'apple'?"),
         (["--dataset", "mnits"], "dataset = 'mnits': unknown; did you mean 'mnist'?"),

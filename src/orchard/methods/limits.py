@@ -7,7 +7,7 @@ def refuse_divergence(field: str, value: float, strength: float, meaning: str) -
     """Refuse a pull on which SGD diverges: explicit steps on (s/2)·‖x‖² grow once learning rate × s > 2(1 + β)."""
     limit = 2 * (1 + MOMENTUM)
     if strength > limit:
-        raise ValueError(f"{field} = {value:g}: {meaning} = {strength:g}, beyond {limit:g} where SGD diverges")
+        raise ValueError(f"{field} = {value:g}: {meaning} = {strength:g}, but SGD diverges beyond {limit:g}")
 
 
 def refuse_budget(budget: int | None, experiment: Experiment) -> None:

@@ -1,0 +1,156 @@
+"""Separate, FedAvg and its relatives, against exact degenerate cases. "is" in a name means bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import orchard
+from helpers import SmallFederation, method, small_arrays, small_experiment
+from orchard.experiment import Moment
+from orchard.methods import BUILT_IN
+from orchard.methods.fedavg import FedAvgClient
+from orchard.training import descend, gradient
+
+
+def accuracies(name: str, moment: Moment, **parameters: object) -> NDArray[np.float64]:
+    run = orchard.run(small_experiment(rounds=4, method=method(name, **parameters)), small_arrays())
+    return run.accuracy(moment=moment)
+
+
+def test_separate_sends_nothing_and_nobody_elses_data_matter() -> None:
+    arrays = small_arrays()
+    first = orchard.run(small_experiment(method="separate"), arrays)
+    arrays[0].x_train[:] = 0
+    second = orchard.run(small_experiment(method="separate"), arrays)
+    for i in (1, 2, 3):
+        assert torch.equal(first.models[i][0], second.models[i][0])
+    assert not torch.equal(first.models[0][0], second.models[0][0])
+    assert {byte for entry in first.rounds for byte in entry.bytes_up + entry.bytes_down} == {0}
+
+
+def test_all_clients_start_from_one_model() -> None:
+    for name in BUILT_IN.keys() - {"apple"}:
+        models = SmallFederation(method=name).models()
+        assert all(torch.equal(model, models[0]) for model in models)
+
+
+def test_fedavg_averages_by_samples() -> None:
+    federation = SmallFederation(method="fedavg")
+    answers = federation.round(0)
+    shares = np.array(federation.federation.shares)
+    uploads = np.stack([answer.upload.vector.numpy() for answer in answers if answer.upload]).astype(np.float64)
+    np.testing.assert_array_equal(federation.global_model().numpy(), (shares @ uploads).astype(np.float32))
+
+
+def test_an_absent_client_is_left_out_of_the_average() -> None:
+    federation = SmallFederation(method="fedavg")
+    answers = federation.round(0)
+    uploads = {i: a.upload for i, a in enumerate(answers) if a.upload and i != 2}
+    federation.server.collect(uploads)
+    samples = federation.federation.samples
+    total = samples[0] + samples[1] + samples[3]
+    expected = sum(samples[i] / total * upload.vector.double() for i, upload in uploads.items())
+    torch.testing.assert_close(federation.global_model().double(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_fedavg_of_one_client_is_separate() -> None:
+    together = SmallFederation(method="fedavg", clients=1).run(3)
+    apart = SmallFederation(method="separate", clients=1).run(3)
+    assert torch.equal(together.models(), apart.models())
+    assert torch.equal(together.global_model(), apart.models()[0])
+
+
+def test_the_first_round_of_fedavg_local_is_separate() -> None:
+    assert torch.equal(
+        SmallFederation(method="fedavg-local").run(1).models(), SmallFederation(method="separate").run(1).models()
+    )
+
+
+def test_fedprox_without_mu_is_fedavg() -> None:
+    prox = SmallFederation(method=method("fedprox-ft", mu=0.0, tuning_epochs=1)).run(3)
+    assert torch.equal(prox.global_model(), SmallFederation(method="fedavg").run(3).global_model())
+
+
+def test_one_step_of_fedprox_is_fedavg_for_any_mu() -> None:
+    prox, plain = (
+        SmallFederation(method=name, epochs=1, batch_size=1000).run(3)
+        for name in (method("fedprox-ft", mu=50.0), "fedavg")
+    )
+    assert torch.equal(prox.global_model(), plain.global_model())
+
+
+def test_a_larger_mu_drifts_less() -> None:
+    def drift(mu: float) -> float:
+        federation = SmallFederation(method=method("fedprox-ft", mu=mu), epochs=10)
+        start = federation.global_model()
+        federation.round(0)
+        return float((federation.models() - start).norm(dim=1).sum())
+
+    drifts = [drift(mu) for mu in (0.0, 1.0, 10.0)]
+    assert drifts[0] > drifts[1] > drifts[2]
+
+
+def test_the_proximal_gradient_is_inside_the_momentum() -> None:
+    """Two steps by hand on client 0: v1 = g1, w1 = w0 − ηv1; v2 = 0.9·v1 + g2 + μ(w1 − w0), w2 = w1 − ηv2."""
+    federation = SmallFederation(method=method("fedprox-ft", mu=3.0), epochs=2, batch_size=1000)
+    site, client = federation.sites[0], federation.clients[0]
+    x, y = site.data.train
+    w0, lr, network = federation.global_model().clone(), federation.experiment.lr, site.network
+
+    def slope(w: Tensor) -> Tensor:
+        network.vector.copy_(w)
+        gradient(network, x, y)
+        return network.gradient.clone()
+
+    v = slope(w0)
+    w1 = w0 - lr * v
+    v = 0.9 * v + slope(w1) + 3.0 * (w1 - w0)
+    client.train(site, 0)
+    torch.testing.assert_close(client.personalised(), w1 - lr * v, rtol=1e-5, atol=1e-7)
+
+
+def test_no_tuning_at_all_is_fedavg() -> None:
+    assert np.array_equal(accuracies("fedavg-ft", "tuned", tuning_epochs=0), accuracies("fedavg", "exchanged"))
+
+
+def test_tuning_after_a_round_is_local_training_of_the_next() -> None:
+    tuned, local = accuracies("fedavg-ft", "tuned"), accuracies("fedavg-local", "trained")
+    assert np.array_equal(tuned[:-1], local[1:])
+    assert not np.isnan(tuned[-1]).any()
+
+
+@pytest.mark.parametrize("epochs", [None, 1])
+def test_one_tuning_run_gives_the_three_rows(epochs: int | None) -> None:
+    run = orchard.run(small_experiment(rounds=4, method=method("fedavg-ft", tuning_epochs=epochs)), small_arrays())
+    assert np.array_equal(run.accuracy(moment="exchanged"), accuracies("fedavg", "exchanged"))
+    assert np.array_equal(run.accuracy(moment="trained"), accuracies("fedavg-local", "trained"))
+
+
+def test_tuning_like_training_costs_no_second_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> tuple[Tensor, float]:
+        calls.append(arguments)
+        return descend(*arguments, **options)
+
+    monkeypatch.setattr("orchard.methods.fedavg.descend", counted)
+    federation = SmallFederation(method="fedavg-ft")
+    for r in range(4):  # three rounds, and the exchange that ends the run
+        federation.round(r)
+    assert len(calls) == 4 * (3 + 1)
+
+
+def test_tuned_models_are_discarded() -> None:
+    with_tuning = SmallFederation(method=method("fedavg-ft", tuning_epochs=7)).run(3)
+    assert torch.equal(with_tuning.global_model(), SmallFederation(method="fedavg").run(3).global_model())
+
+
+def test_an_averaging_client_uploads_its_copy() -> None:
+    federation = SmallFederation(method="fedavg").run(1)
+    client = federation.clients[0]
+    assert isinstance(client, FedAvgClient)
+    assert torch.equal(client.upload(), client.personalised())

@@ -1,0 +1,97 @@
+"""FedFomo: worth, mixture and choice by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import orchard
+from helpers import SmallFederation, method, small_arrays, small_experiment
+from orchard.contract import Reply
+from orchard.methods.fedfomo import FedFomoClient
+from orchard.training import mean_loss
+
+
+def fomo_clients(federation: SmallFederation) -> list[FedFomoClient]:
+    return [client for client in federation.clients if isinstance(client, FedFomoClient)]
+
+
+def test_the_first_round_of_fedfomo_is_separate() -> None:
+    fomo = SmallFederation(method="fedfomo").run(1)
+    assert torch.equal(fomo.models(), SmallFederation(method="separate").run(1).models())
+
+
+def test_fedfomo_weights_are_a_distribution_or_nothing() -> None:
+    federation = SmallFederation(method="fedfomo", rounds=6)
+    for r in range(6):
+        federation.round(r)
+        for client in fomo_clients(federation):
+            assert (client.weights >= 0).all()
+            assert client.weights.sum() == pytest.approx(1) or not client.weights.any()
+
+
+def received(
+    worth: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> tuple[FedFomoClient, Tensor, dict[int, Tensor]]:
+    """Client 1 of four, after receiving three models that are worth this much."""
+    federation = SmallFederation(method="fedfomo").run(1)
+    client = fomo_clients(federation)[1]
+    base = client.base
+    models = {j: torch.randn_like(base) for j in (0, 2, 3)} | {1: client.model}
+    monkeypatch.setattr(client, "_worth", lambda _site, _candidates: worth)
+    client.receive(federation.sites[1], Reply(1, {j: models[j] for j in (0, 2, 3)}))
+    return client, base, models
+
+
+def test_where_nobody_helps_the_base_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, base, _ = received({0: -1.0, 1: 0.0, 2: -0.5, 3: -3.0}, monkeypatch)
+    assert torch.equal(client.personalised(), base)
+    assert not client.weights.any()
+
+
+def test_the_mixture_and_the_affinity_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _, models = received({0: 3.0, 1: 1.0, 2: -2.0, 3: 0.0}, monkeypatch)
+    torch.testing.assert_close(client.base, 0.75 * models[0] + 0.25 * models[1])
+    assert client.affinity.tolist() == pytest.approx([1.5, 0.1 + 0.5, -1.0, 0.0])  # a/|Σa| with Σa = 2
+
+
+def test_worth_by_hand_and_a_candidate_equal_to_the_base() -> None:
+    federation = SmallFederation(method="fedfomo").run(1)
+    client, site = fomo_clients(federation)[0], federation.sites[0]
+    other = client.base + 0.1
+    worth = client._worth(site, {1: other, 2: client.base.clone()})
+    loss = mean_loss(site.network, client.base, site.data.validation)
+    gain = loss - mean_loss(site.network, other, site.data.validation)
+    assert worth[1] == pytest.approx(gain / (0.1 * math.sqrt(len(other)) + 1e-8), rel=1e-4)
+    assert worth[2] == 0.0
+
+
+def test_test_data_never_affect_fedfomo() -> None:
+    arrays = small_arrays()
+    first = orchard.run(small_experiment(method="fedfomo"), arrays)
+    for client in arrays:
+        client.x_test[:] = 0
+    second = orchard.run(small_experiment(method="fedfomo"), arrays)
+    assert np.array_equal(first.relationships, second.relationships)  # type: ignore[arg-type]
+    assert torch.equal(torch.stack([m for m, _ in first.models]), torch.stack([m for m, _ in second.models]))
+
+
+def test_fedfomo_explores_early_and_then_takes_the_best() -> None:
+    federation = SmallFederation(method=method("fedfomo", budget=1))
+    client = fomo_clients(federation)[0]
+    client.affinity = np.array([0.1, 0.5, 0.9, -0.2])
+    late, early = [], []
+    for seed in range(2000):
+        client.seed = seed
+        late.append(client.wants(6))
+        early.append(client.wants(1))
+    assert set(late) == {(2,)}
+    assert early.count((2,)) / 2000 == pytest.approx(0.75 + 0.25 / 3, abs=0.04)
+    client.affinity[1] = 0.9
+    ties = []
+    for seed in range(500):
+        client.seed = seed
+        ties.append(client.wants(9))
+    assert ties.count((1,)) / 500 == pytest.approx(0.5, abs=0.1)

@@ -1,0 +1,57 @@
+"""What holds for all methods: traffic, independence of workers, refused parameters."""
+
+import pytest
+import torch
+
+import orchard
+from helpers import method, small_arrays, small_experiment
+from orchard.methods import BUILT_IN
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_traffic_equals_the_table(name: str) -> None:
+    run = orchard.run(small_experiment(rounds=3, method=name), small_arrays())
+    m = 4 * run.summary()["parameters"]
+    up, down = {"separate": (0, 0), "fedfomo": (m, 3 * m), "apple": (m, 3 * m)}.get(name, (m, m))
+    for entry in run.rounds[1:]:
+        assert entry.bytes_up == [up] * 4
+        assert entry.bytes_down == [down] * 4
+    first = run.rounds[0]
+    # FedFomo's first round starts from one initial model, so that there is nothing to download yet.
+    assert (first.bytes_up, first.bytes_down) == ([up] * 4, [0 if name == "fedfomo" else down] * 4)
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "apple"])
+def test_traffic_under_a_budget(name: str) -> None:
+    run = orchard.run(small_experiment(rounds=3, method=method(name, budget=2)), small_arrays())
+    m = 4 * run.summary()["parameters"]
+    assert run.rounds[-1].bytes_down == [2 * m] * 4
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_workers_change_nothing(name: str) -> None:
+    runs = [orchard.run(small_experiment(method=name, workers=w), small_arrays()) for w in (1, 3)]
+    first, second = (torch.stack([m for m, _ in run.models]) for run in runs)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (method("apfl", alpha=1.5), "method.alpha = 1.5: input should be less than or equal to 1"),
+        (method("apfl", alpha=-0.1), "method.alpha = -0.1: input should be greater than or equal to 0"),
+        (method("apfl", alpha=0.0), "method.alpha = 0: v = w at the start, so α would never move"),
+        (method("heurfedamp", sigma=-1.0), "method.sigma = -1.0: input should be greater than or equal to 0"),
+        (method("heurfedamp", lam=1e6), "method.lam = 1e+06: lr × lam / α_k in the worst round = 5"),
+        (method("fedprox-ft", mu=100.0), "method.mu = 100: lr × mu = 5, but SGD diverges beyond 3.8"),
+        (method("fedprox-ft", tuning_epochs=-1), "method.tuning_epochs = -1: input should be greater"),
+        (method("fedfomo", budget=4), "method.budget = 4: at most clients − 1 = 3 others to download"),
+        (method("fedavgg"), "method.name = 'fedavgg': unknown method; did you mean 'fedavg'?"),
+        (method("separate", mu=1.0), "method.mu: unknown key; known: name"),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_line(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(orchard.Refusal) as refusal:
+        small_experiment(method=parameters)
+    assert str(refusal.value).startswith(message)
+    assert "\n" not in str(refusal.value)
