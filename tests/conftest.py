@@ -1,10 +1,15 @@
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor
 
 from helpers import SmallFederation
+
+# How long an example takes depends on the machine's load, and says nothing of the code.
+hypothesis.settings.register_profile("orchard", deadline=None)
+hypothesis.settings.load_profile("orchard")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchard.contract import Answer, Client, Federation, Reply, Server
 from orchard.data import ClientArrays, FederatedData, from_arrays
@@ -60,6 +60,16 @@ def small_data(experiment: Experiment, **sizes: object) -> FederatedData:
 def federation_of(experiment: Experiment, data: FederatedData) -> Federation:
     samples = tuple(len(client.train.y) for client in data.clients)
     return Federation(experiment, samples, data.shape, len(data.classes))
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layers(x)
+        return scores
 
 
 class SmallFederation:

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from helpers import SmallFederation, method
+import orchard
+from helpers import Dropping, SmallFederation, method, small_arrays, small_experiment
 from orchard.data import Samples
 from orchard.methods.apfl import APFLClient
 from orchard.training import mean_loss
+from test_vector import Residual
 
 
 def apfl(**parameters: object) -> SmallFederation:
@@ -61,3 +63,24 @@ def test_alpha_moves_once_a_round_by_its_gradient() -> None:
     slope = (objective(before + h) - objective(before - h)) / (2 * h)
     client.train(site, 0)  # two epochs of one step each
     assert client.alpha.item() == pytest.approx(before - federation.experiment.lr * slope, rel=1e-6)
+
+
+@pytest.mark.parametrize(("model", "shape"), [(Dropping, (6,)), (Residual, (2, 6, 6))], ids=["dropout", "batchnorm"])
+def test_with_random_layers_and_statistics_the_special_cases_still_hold(
+    model: type[nn.Module], shape: tuple[int, ...]
+) -> None:
+    arrays = small_arrays(shape=shape)
+    alone, private, local, shared = (
+        orchard.run(small_experiment(method=name, model=model), arrays)
+        for name in (
+            "separate",
+            method("apfl", alpha=1.0, adaptive=False),
+            "fedavg-local",
+            method("apfl", alpha=0.0, adaptive=False),
+        )
+    )
+    for (mine, my_statistics), (theirs, their_statistics) in zip(private.models, alone.models, strict=True):
+        assert torch.equal(mine, theirs)
+        assert all(torch.equal(my_statistics[name], value) for name, value in their_statistics.items())
+    for (mine, _), (theirs, _) in zip(shared.models, local.models, strict=True):
+        assert torch.equal(mine, theirs)

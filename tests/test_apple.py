@@ -20,7 +20,6 @@ from orchard.experiment import Experiment
 from orchard.methods.apple import Apple, AppleClient, AppleServer
 from orchard.models import CNN
 from orchard.training import Site, descend
-from orchard.vector import Network
 from test_vector import Residual
 
 
@@ -291,7 +290,7 @@ def test_a_failed_training_leaves_the_client_as_it_was() -> None:  # =
     experiment, federation, sites = setting(lr=1e30)
     client = halves(experiment, federation)[0][0]
     core, p = client.core.clone(), client.relationships.clone()
-    with pytest.raises(Exception, match="the loss is nan at step"):
+    with pytest.raises(Exception, match="the loss or a gradient is not finite at step"):
         client.train(sites[0], 0)
     assert torch.equal(client.core, core)
     assert torch.equal(client.relationships, p)
@@ -312,9 +311,3 @@ def test_a_federation_of_one_trains_alone() -> None:
     assert clients[0].wants(0) == ()
     one_round(clients, server, sites, 0)
     assert torch.equal(server.cores[0], clients[0].core)
-
-
-def test_networks_with_batchnorm_keep_their_statistics_local() -> None:
-    network = Network(Residual())
-    assert "norm.running_mean" in network.buffers()
-    assert network.vector.numel() == sum(p.numel() for p in network.module.parameters())

@@ -8,6 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "orchard"
 ROOMS = [
     "errors",
     "randomness",
+    "layout",
     "experiment",
     "vector",
     "data",
@@ -39,9 +40,11 @@ def imported_rooms(path: Path) -> set[str]:
     for node in ast.walk(tree):  # imports for type checkers alone do not count
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
-    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [node for node in froms if node.level], f"{path} imports relatively"
+    names = [f"{node.module}.{alias.name}" for node in froms for alias in node.names]
     names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    return {name.split(".")[1] for name in names if name.startswith("orchard.")}
+    return {name.split(".")[1] for name in names if name.startswith("orchard.")} - {"__version__"}
 
 
 def test_every_room_has_its_place() -> None:

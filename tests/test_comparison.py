@@ -64,6 +64,9 @@ def test_an_unfinished_or_damaged_run_is_not_reused(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "state": "failed"}))
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+    for file in tmp_path.glob("*/summary.json"):  # made by other code
+        file.write_text(json.dumps({**summary, "code": "0" * 16}))
+    assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
     for file in tmp_path.glob("*/summary.json"):
         file.write_text("{")
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]

@@ -1,5 +1,6 @@
 """The local engine: results that do not depend on how the work is spread, and failures that are named."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -8,23 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import orchard
-from helpers import federation_of, small_arrays, small_data, small_experiment
+from helpers import Dropping, SmallFederation, federation_of, small_arrays, small_data, small_experiment
 from orchard.contract import Answer, Failure, Reply
 from orchard.engines.local import LocalEngine
+from orchard.engines.turn import take_turn
 from orchard.errors import RunFailed
 from orchard.experiment import Experiment
+from orchard.methods.fedfomo import FedFomoClient
 from orchard.results import Result
+from orchard.training import NotFinite
 from test_vector import Residual
-
-
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.layers(x)
-        return scores
 
 
 def weights(result: Result) -> Tensor:
@@ -67,7 +61,7 @@ def test_the_order_of_clients_changes_nothing() -> None:
                 replies = {i: Reply(r, server.reply(i, wants[i])) for i in range(4)}
                 turns = {i: engine._pool.submit(engine._turn, i, replies[i]).result() for i in order}
                 server.collect({i: a.upload for i, a in turns.items() if isinstance(a, Answer) and a.upload})
-            outcomes.append(torch.cat([vector for vector, _ in engine.models()]))
+            outcomes.append(torch.cat([client.personalised() for client in engine.clients]))
     assert torch.equal(*outcomes)
 
 
@@ -89,9 +83,9 @@ def test_a_client_that_fails_is_named_and_the_others_finish() -> None:
         answers = engine.exchange({i: Reply(0, server.reply(i, wants[i])) for i in range(4)})
     failure = answers[2]
     assert isinstance(failure, Failure)
-    assert failure.reason.startswith("client 2, round 0: the loss is")
+    assert failure.reason.startswith("client 2, round 0: the loss or a gradient is")
     assert all(isinstance(answers[i], Answer) for i in (0, 1, 3))
-    with pytest.raises(RunFailed, match="client 2, round 0: the loss is nan at step 1 of epoch 0"):
+    with pytest.raises(RunFailed, match="client 2, round 0: the loss or a gradient is not finite at step 1 of epoch 0"):
         orchard.run(experiment, arrays)
 
 
@@ -154,3 +148,36 @@ def test_clients_never_see_cores_of_the_same_round() -> None:
         for i, client in enumerate(engine.clients):
             for j, copied in enumerate(client.copies):  # type: ignore[attr-defined]
                 assert (copied is None) if i == j else torch.equal(copied, initial[j])
+
+
+def test_a_failed_turn_leaves_the_client_as_it_was() -> None:
+    """Also where receiving has already changed it, as FedFomo's does."""
+    federation = SmallFederation(method="fedfomo").run(1)
+    client = federation.clients[0]
+    assert isinstance(client, FedFomoClient)
+    before = (client.model, client.base, client.affinity.copy())
+    reply = Reply(1, federation.server.reply(0, client.wants(1)))
+    broken = dataclasses.replace(federation.sites[0], experiment=federation.experiment.model_copy(update={"lr": 1e30}))
+    with pytest.raises(NotFinite):
+        take_turn(client, broken, reply)
+    assert client.model is before[0]
+    assert client.base is before[1]
+    assert np.array_equal(client.affinity, before[2])
+    take_turn(client, federation.sites[0], reply)
+    assert client.model is not before[0]
+
+
+def test_the_last_evaluation_changes_no_client() -> None:
+    federation = SmallFederation(method="fedfomo").run(3)
+    before = [dict(vars(client)) for client in federation.clients]
+    federation.round(3)
+    for client, state in zip(federation.clients, before, strict=True):
+        assert all(vars(client)[name] is value for name, value in state.items())
+
+
+def test_a_batch_of_one_sample_is_refused_where_the_model_cannot_train_on_it() -> None:
+    model = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))  # noqa: E731
+    with pytest.raises(orchard.Refusal, match="batch_size = 8: leaves a last batch of one sample for client 0"):
+        orchard.run(small_experiment(model=model, batch_size=8), small_arrays())
+    orchard.run(small_experiment(model=model, batch_size=10), small_arrays())
+    orchard.run(small_experiment(batch_size=8), small_arrays())  # the others do not mind

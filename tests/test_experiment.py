@@ -57,8 +57,8 @@ def test_toml_round_trip_is_exact(**values: object) -> None:
         ("lr=nan", "lr = nan: input should be a finite number"),
         ("partition.alpha=0", "partition.alpha = 0: input should be greater than 0"),
         (
-            "partition=even",
-            "partition.name = 'even': unknown; known: pathological, practical, dirichlet",
+            "partition=random",
+            "partition.name = 'random': unknown; known: pathological, practical, dirichlet, iid, column, given",
         ),
         ("method=aple", "method.name = 'aple': unknown method; did you mean 'apple'?"),
         ("method.budget=8", "method.budget = 8: at most clients − 1 = 7 others to download"),
@@ -105,6 +105,13 @@ def test_file_then_options_then_assignments(tmp_path: Path) -> None:
     assert (experiment.rounds, experiment.seed, experiment.dataset) == (7, 2, "digits")
     assert experiment.partition.model_dump() == {"name": "practical", "seed": 4}
     assert experiment.method.model_dump()["mu"] == 0.5
+
+
+def test_naming_the_same_method_keeps_its_parameters(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('[method]\nname = "apple"\nmu = 0.5\n')
+    assert load_experiment(file, overrides={"method": "apple"}).method == Apple(mu=0.5)
+    assert load_experiment(file, overrides={"method": "fedavg"}).method.name == "fedavg"
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:

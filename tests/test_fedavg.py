@@ -10,10 +10,12 @@ from torch import Tensor
 
 import orchard
 from helpers import SmallFederation, method, small_arrays, small_experiment
+from orchard.contract import Reply
 from orchard.experiment import Moment
 from orchard.methods import BUILT_IN
 from orchard.methods.fedavg import FedAvgClient
 from orchard.training import descend, gradient
+from test_vector import Residual
 
 
 def accuracies(name: str, moment: Moment, **parameters: object) -> NDArray[np.float64]:
@@ -144,7 +146,14 @@ def test_tuning_like_training_costs_no_second_training(monkeypatch: pytest.Monke
     assert len(calls) == 4 * (3 + 1)
 
 
-def test_tuned_models_are_discarded() -> None:
+@pytest.mark.parametrize("tuning", [method("fedavg-ft"), method("fedavg-ft", tuning_epochs=7)])
+def test_tuned_models_are_discarded_with_their_statistics(tuning: dict[str, object]) -> None:
+    plain, tuned = (
+        orchard.run(small_experiment(method=name, model=Residual, rounds=4), small_arrays(shape=(2, 6, 6)))
+        for name in ("fedavg", tuning)
+    )
+    for moment in ("trained", "exchanged"):
+        assert np.array_equal(plain.accuracy(moment=moment), tuned.accuracy(moment=moment))
     with_tuning = SmallFederation(method=method("fedavg-ft", tuning_epochs=7)).run(3)
     assert torch.equal(with_tuning.global_model(), SmallFederation(method="fedavg").run(3).global_model())
 
@@ -154,3 +163,21 @@ def test_an_averaging_client_uploads_its_copy() -> None:
     client = federation.clients[0]
     assert isinstance(client, FedAvgClient)
     assert torch.equal(client.upload(), client.personalised())
+
+
+def test_tuning_knows_no_proximal_term() -> None:
+    federation = SmallFederation(method=method("fedprox-ft", mu=5.0)).run(1)
+    client, site = federation.clients[1], federation.sites[1]
+    client.receive(site, Reply(1, federation.server.reply(1, (0,))))
+    tuned = client.fine_tuned(site, 1)
+    assert tuned is not None
+    assert torch.equal(tuned, descend(site, 1, federation.global_model())[0])
+
+
+def test_the_learning_rate_decays_round_by_round() -> None:
+    steady, fading = (
+        SmallFederation(method="fedavg", lr_decay=decay, epochs=1, batch_size=1000) for decay in (1.0, 0.5)
+    )
+    start = steady.global_model()
+    moves = [descend(federation.sites[0], 2, start)[0] - start for federation in (steady, fading)]
+    torch.testing.assert_close(moves[1], moves[0] / 4, rtol=1e-3, atol=1e-7)

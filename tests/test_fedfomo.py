@@ -95,3 +95,14 @@ def test_fedfomo_explores_early_and_then_takes_the_best() -> None:
         client.seed = seed
         ties.append(client.wants(9))
     assert ties.count((1,)) / 500 == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_candidate_that_overflows_is_worth_nothing_and_spoils_nothing() -> None:
+    federation = SmallFederation(method="fedfomo").run(1)
+    client, site = fomo_clients(federation)[1], federation.sites[1]
+    sound = federation.server.reply(1, client.wants(1))
+    client.receive(site, Reply(1, {**sound, 0: torch.full_like(client.base, 1e30)}))
+    assert client.weights[0] == 0
+    assert client.weights.sum() == pytest.approx(1)
+    assert client.personalised().isfinite().all()
+    assert np.isfinite(client.affinity).all()

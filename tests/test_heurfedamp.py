@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import SmallFederation, method, small_experiment
+from orchard.contract import Reply
 from orchard.methods.heurfedamp import HeurFedAMPServer, cosines, mixture_weights
+from orchard.training import descend
 
 
 @given(
@@ -68,3 +70,24 @@ def test_the_pull_grows_tenfold_every_thirty_rounds() -> None:
     heurfedamp = small_experiment(method="heurfedamp").method
     pulls = [heurfedamp.pull(r) for r in (0, 29, 30, 65)]  # type: ignore[attr-defined]
     assert pulls == pytest.approx([1e-4, 1e-4, 1e-3, 1e-2])
+
+
+def test_a_round_by_hand() -> None:
+    """The server weighs what came; the client starts at its mixture and is pulled back to it."""
+    federation = SmallFederation(method=method("heurfedamp", lam=2e5), epochs=1, rounds=9)
+    federation.run(1)
+    assert isinstance(federation.server, HeurFedAMPServer)
+    models = federation.models()
+    weights = mixture_weights(cosines(list(models)), sigma=25.0, self_weight=1 / 4)
+    torch.testing.assert_close(federation.server.weights, weights)
+    mixture = (weights[2] @ models.double()).float()
+    client, site = federation.clients[2], federation.sites[2]
+    reply = Reply(1, federation.server.reply(2, client.wants(1)))
+    torch.testing.assert_close(reply.models[2], mixture)
+    client.receive(site, reply)
+    assert torch.equal(client.personalised(), models[2])  # what it uses is still its own
+    client.train(site, 1)
+    expected, _ = descend(site, 1, reply.models[2], centre=reply.models[2], strength=20.0)
+    assert torch.equal(client.personalised(), expected)
+    free, _ = descend(site, 1, reply.models[2])
+    assert (expected - mixture).norm() < (free - mixture).norm()

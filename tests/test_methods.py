@@ -6,6 +6,7 @@ import torch
 import orchard
 from helpers import method, small_arrays, small_experiment
 from orchard.methods import BUILT_IN
+from test_vector import Residual
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -33,6 +34,15 @@ def test_workers_change_nothing(name: str) -> None:
     runs = [orchard.run(small_experiment(method=name, workers=w), small_arrays()) for w in (1, 3)]
     first, second = (torch.stack([m for m, _ in run.models]) for run in runs)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_models_handed_out_are_those_that_were_measured(name: str) -> None:
+    run = orchard.run(small_experiment(method=name, model=Residual), small_arrays(shape=(2, 6, 6)))
+    for i, client in enumerate(run.data.clients):
+        with torch.no_grad():
+            correct = run.personalised(i)(client.test.x).argmax(1) == client.test.y
+        assert correct.double().mean().item() == run.accuracy()[-1, i]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,16 @@ def test_a_model_that_needs_the_ordinary_order_gets_it(channels: int) -> None:
     network.module(torch.zeros(5, channels, 8, 8)).sum().backward()
 
 
+class FailsInTraining(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise KeyError("not while training")
+        return super().forward(x.flatten(1))
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
 
@@ -101,6 +111,10 @@ def test_a_factory_takes_what_it_names() -> None:
         (lambda: 3, "returned int, not an nn.Module"),
         (lambda: nn.Linear(5, 5), "does not fit samples of shape (1, 8, 8)"),
         (lambda: nn.Flatten(), "should give scores of shape (2, 3), gave (2, 64)"),
+        (lambda: dict[str, nn.Module]()["nothing"], "does not fit samples of shape (1, 8, 8): 'nothing'"),
+        (lambda: FailsInTraining(), "not while training"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3).requires_grad_(False)), "has no trainable parameter"),
+        (":x", "model = ':x': cannot be imported"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(model, message) -> None:  # type: ignore[no-untyped-def]
@@ -110,8 +124,8 @@ def test_a_model_that_does_not_fit_is_refused(model, message) -> None:  # type: 
 
 
 def test_random_layers_are_noticed() -> None:
-    assert not draws_randomly(CNN((1, 28, 28), 10), (1, 28, 28))
-    assert draws_randomly(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (4,))
+    assert not draws_randomly(Network(CNN((1, 28, 28), 10)), (1, 28, 28))
+    assert draws_randomly(Network(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))), (4,))
     norm = nn.BatchNorm1d(4)
-    assert not draws_randomly(norm, (4,))
+    assert not draws_randomly(Network(norm), (4,))
     assert norm.num_batches_tracked == 0

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, MethodSettings, Moment, explain, load_experiment
 from orchard.runs import Progress as OnExchange
-from orchard.runs import free_folder, run
+from orchard.runs import code_fingerprint, free_folder, run
 
 Summary = dict[str, Any]
 
@@ -141,12 +141,16 @@ def _finished_or_run(label: str, experiment: Experiment, root: Path, watcher: Wa
 
 
 def find_finished(experiment: Experiment, root: Path) -> Path | None:
-    """Return the folder of a finished run of the same experiment, if there is one."""
+    """Return the folder of a finished run of the same experiment by the same code, if there is one."""
     for file in sorted(root.glob("*/summary.json")):
         try:
-            state = json.loads(file.read_text("utf-8")).get("state")
+            summary = json.loads(file.read_text("utf-8"))
             definition = tomllib.loads((file.parent / "experiment.toml").read_text("utf-8"))
-            same = state == "finished" and Experiment.model_validate(definition).identity() == experiment.identity()
+            same = (
+                summary.get("state") == "finished"
+                and summary.get("code") == code_fingerprint(experiment)
+                and Experiment.model_validate(definition).identity() == experiment.identity()
+            )
         except (OSError, ValueError):  # somebody else's folder, or damaged: not a run to build on
             continue
         if same:

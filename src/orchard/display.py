@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -25,7 +26,7 @@ PLAIN_WIDTH = 120
 @contextmanager
 def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | None]:
     """Show progress on standard error: a live bar on a terminal, else a plain line a round."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     if quiet:
         yield None
     elif console.is_terminal:
@@ -86,7 +87,7 @@ class GridWatcher:
 @contextmanager
 def watched_grid(rounds: int, *, quiet: bool) -> Iterator[GridWatcher]:
     """Show the progress of a comparison on standard error."""
-    console = Console(stderr=True, highlight=False, quiet=quiet)
+    console = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
     if console.is_terminal and not quiet:
         with _bar(console) as bar:
             yield GridWatcher(rounds, console, bar)
@@ -153,7 +154,7 @@ def print_result(result: Result) -> None:
         f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
     if result.experiment.out:
-        console.print(f"kept in {result.experiment.out}", soft_wrap=True)
+        console.print(f"kept in {result.experiment.out}", soft_wrap=True, markup=False)
 
 
 def _table(result: Result) -> Table:
@@ -174,8 +175,8 @@ def _row(client: ClientResult) -> list[str]:
     classes = sorted(client.classes, key=lambda name: -client.classes[name])
     row = [client.name, " ".join(classes), str(client.samples), f"{client.accuracy:.1%}"]
     if client.self_relationship is not None:
-        row += [f"{client.self_relationship:.2f}", client.strongest_helper or "none"]
-    return row
+        row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
+    return [escape(cell) for cell in row]
 
 
 def _when(selected: Selected) -> str:

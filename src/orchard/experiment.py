@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from orchard.errors import Refusal
+from orchard.layout import folder_layout, subfolders
 
 if TYPE_CHECKING:
     from orchard.contract import Client, Federation, Server
@@ -35,6 +36,7 @@ Moment = Literal["trained", "exchanged", "tuned"]
 that and a fine-tuning on local data."""
 
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "arrays": {"partition": {"name": "given"}},
     "digits": {
         "clients": 8,
         "partition": {"name": "dirichlet", "alpha": 0.5},
@@ -85,6 +87,28 @@ class Dirichlet(Settings):
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
+class IID(Settings):
+    """Every client holds the same share of every class."""
+
+    name: Literal["iid"] = "iid"
+    seed: int = Field(default=42, ge=0, lt=2**32)
+
+
+class Column(Settings):
+    """A column of the data, ``<key>_train`` and ``<key>_test`` in an `.npz`, says whose each sample is."""
+
+    name: Literal["column"] = "column"
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    key: str
+
+
+class Given(Settings):
+    """The data come client by client; there is nothing to deal out."""
+
+    name: Literal["given"] = "given"
+    seed: int = Field(default=42, ge=0, lt=2**32)
+
+
 class MethodSettings(Settings):
     """A method: its parameters, and the two halves made from them."""
 
@@ -123,17 +147,21 @@ def _method(value: object) -> object:
     return method_settings(str(value.get("name", "apple"))).model_validate(dict(value))
 
 
-PartitionSettings = Pathological | Practical | Dirichlet
+PartitionSettings = Pathological | Practical | Dirichlet | IID | Column | Given
 Partition = Annotated[PartitionSettings, Field(discriminator="name"), BeforeValidator(_named)]
 Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
-PARTITIONS = ("pathological", "practical", "dirichlet")
+PARTITIONS = ("pathological", "practical", "dirichlet", "iid", "column", "given")
 LaxPath = Annotated[Path, Field(strict=False)]
 
 
 class Experiment(Settings):
     """Everything that defines a run."""
 
-    dataset: str = Field(default="digits", description="a dataset's name")
+    dataset: str = Field(default="digits", description="a dataset's name, an .npz, or a folder of images")
+    size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
+    split: Literal["merged", "official"] = Field(
+        default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
+    )
     data_dir: LaxPath | None = Field(default=None, description="where data files are; else $ORCHARD_DATA")
     fraction: float = Field(default=1.0, gt=0, le=1, description="share of the training data used; tests stay whole")
     clients: int = Field(default=12, ge=1)
@@ -156,8 +184,7 @@ class Experiment(Settings):
     def _fill_in_defaults_of_the_dataset(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        defaults = {"partition": {"name": "practical"}}
-        defaults |= DATASET_DEFAULTS.get(str(values.get("dataset", "digits")), {})
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(str(values.get("dataset", "digits")))}
         partition = values.get("partition")
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}
@@ -184,12 +211,20 @@ class Experiment(Settings):
         return self.lr_decay**round
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the result: all but where things are and how many workers share the work."""
-        return self.model_dump(mode="json", exclude={"out", "data_dir", "workers"})
+        """Return what decides the result: all but where it is kept and how many workers share the work."""
+        return self.model_dump(mode="json", exclude={"out", "workers"})
 
     def to_toml(self) -> str:
         """Write the whole experiment, defaults included, as TOML."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _dataset_defaults(dataset: str) -> Mapping[str, Any]:
+    """Return what a dataset suggests; a folder of clients brings its own number of them."""
+    folder = Path(dataset)
+    if dataset not in DATASET_DEFAULTS and folder.is_dir() and folder_layout(folder) == "clients":
+        return {"clients": len(subfolders(folder)), "partition": {"name": "given"}}
+    return DATASET_DEFAULTS.get(dataset, {})
 
 
 def load_experiment(
@@ -200,7 +235,11 @@ def load_experiment(
 ) -> Experiment:
     """Read an experiment from a TOML file, then apply overrides, then ``a.b=c`` assignments."""
     values: dict[str, Any] = _read_toml(path) if path else {}
-    values.update({key: value for key, value in (overrides or {}).items() if value is not None})
+    for key, value in (overrides or {}).items():
+        table = values.get(key)
+        same = isinstance(table, Mapping) and table.get("name") == value  # then its parameters stay
+        if value is not None and not same:
+            values[key] = value
     for assignment in assignments:
         _assign(values, assignment)
     try:

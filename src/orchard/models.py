@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from orchard.errors import Refusal
 from orchard.experiment import nearest
-from orchard.vector import lay_out_channels_last
+from orchard.vector import Network, check_vectorisable, lay_out_channels_last
 
 _global_generator = threading.RLock()
 
@@ -77,27 +77,23 @@ def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
         )
     try:
         factory = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise Refusal(f"model = {model!r}: cannot be imported: {error}") from None
+    except Exception as error:  # importing runs somebody else's code, which may raise anything
+        raise Refusal(f"model = {model!r}: cannot be imported: {error}") from error
     if not callable(factory):
         raise Refusal(f"model = {model!r}: is not callable")
     return factory  # type: ignore[no-any-return]
 
 
 def build(model: str | Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Build a model with initial values that depend on the seed alone, tried on one batch of zeros.
+    """Build a model with initial values that depend on the seed alone, tried out on a batch of zeros.
 
     Convolutions run faster with channels last; a model that cannot (``x.view(n, -1)`` after a convolution
     needs the ordinary order) keeps the ordinary order.
     """
     factory = find_factory(model)
-    parameters = inspect.signature(factory).parameters
-    arguments = {k: v for k, v in {"shape": shape, "classes": classes}.items() if k in parameters}
     try:
         with seeded_layers(seed):
-            module = factory(**arguments)
-            if not isinstance(module, nn.Module):
-                raise TypeError(f"the factory returned {type(module).__name__}, not an nn.Module")
+            module = _made(factory, shape, classes)
             _try_out(module, shape, classes)
             ordinary = [p.data for p in module.parameters()]
             lay_out_channels_last(module)
@@ -106,20 +102,62 @@ def build(model: str | Callable[..., Any], shape: tuple[int, ...], classes: int,
             except RuntimeError:
                 for p, data in zip(module.parameters(), ordinary, strict=True):
                     p.data = data
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # somebody else's code may raise anything; to them it is one clear refusal
         raise Refusal(f"model = {_name(model)!r}: does not fit samples of shape {shape}: {error}") from error
     return module
 
 
+def _made(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    parameters = inspect.signature(factory).parameters
+    module = factory(**{k: v for k, v in {"shape": shape, "classes": classes}.items() if k in parameters})
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the factory returned {type(module).__name__}, not an nn.Module")
+    return module
+
+
 def _try_out(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Run one batch forward, in evaluation mode so that no statistics move; also settles lazy layers."""
-    training = module.training
+    """Run one batch forward as in evaluation and as in training; this also settles lazy layers."""
+    for training in (False, True):
+        scores = _forward_zeros(module.train(training), 2, shape)
+        if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"a batch of 2 should give scores of shape (2, {classes}), gave {got}")
+    check_vectorisable(module)
+
+
+def _forward_zeros(module: nn.Module, samples: int, shape: tuple[int, ...]) -> Any:
+    """Run zeros through a module; the statistics that training moves are put back."""
+    first = next((p for p in module.parameters()), torch.empty(0))
     with torch.no_grad():
-        scores = module.eval()(torch.zeros(2, *shape, dtype=_dtype(module)))
-    module.train(training)
-    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(f"a batch of 2 should give scores of shape (2, {classes}), gave {got}")
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()} if module.training else {}
+        scores = module(torch.zeros(samples, *shape, dtype=first.dtype, device=first.device))
+        for name, buffer in module.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+    return scores
+
+
+def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
+    """Tell whether training fails on a batch of one, as BatchNorm does on samples without pixels."""
+    try:
+        _forward_zeros(network.module.train(), 1, shape)
+    except ValueError:
+        return True
+    return False
+
+
+def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
+    """Tell whether the model draws random numbers while training (dropout and the like)."""
+    with seeded_layers(0):
+        before = _generator_state(network.vector.device)
+        _forward_zeros(network.module.train(), 2, shape)
+        return not torch.equal(before, _generator_state(network.vector.device))
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.default_generator.get_state()
 
 
 @contextmanager
@@ -133,19 +171,11 @@ def seeded_layers(seed: int) -> Iterator[None]:
         yield
 
 
-def draws_randomly(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Tell whether the model draws random numbers while training (dropout and the like)."""
-    with seeded_layers(0), torch.no_grad():
-        before = torch.default_generator.get_state()
-        state = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        module.train()(torch.zeros(2, *shape, dtype=_dtype(module)))
-        for name, buffer in module.named_buffers():
-            buffer.copy_(state[name])
-        return not torch.equal(before, torch.default_generator.get_state())
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters()), torch.float32)
+@contextmanager
+def repeated_draws() -> Iterator[None]:
+    """Let layers draw inside, and then draw the same again outside."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
 
 
 def _name(model: str | Callable[..., Any]) -> str:

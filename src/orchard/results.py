@@ -6,17 +6,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from orchard.contract import Answer, Failure, Federation, Notes
 from orchard.data import FederatedData
+from orchard.engines.local import Model
 from orchard.experiment import Experiment, Moment
 from orchard.rounds import Exchange
 from orchard.training import Scores
 
 Array = NDArray[np.float64]
-Model = tuple[Tensor, dict[str, Tensor]]
-"""A model's vector, and the buffers of the client it belongs to."""
 
 
 @dataclass
@@ -96,14 +95,17 @@ class Result:
 
         What a round's exchange of models gave is measured when the next exchange begins.
         """
-        answers = [exchange.answers[i] for i in range(self.federation.clients)]
+        answers = [exchange.answers.get(i, Failure("absent")) for i in range(self.federation.clients)]
         good = [answer if isinstance(answer, Answer) else None for answer in answers]
         finished = self.rounds[-1] if self.rounds else None
         if finished:
             finished.exchanged = [a.exchanged if a else None for a in good]
             finished.tuned = [a.tuned if a else None for a in good]
+        failures = {i: a.reason for i, a in enumerate(answers) if isinstance(a, Failure)}
+        if finished and exchange.round == self.experiment.rounds:
+            finished.failures |= failures
+            finished.seconds += exchange.seconds
         if exchange.round < self.experiment.rounds:
-            failures = {i: a.reason for i, a in enumerate(answers) if isinstance(a, Failure)}
             self.rounds.append(
                 Round(
                     round=exchange.round,
@@ -187,7 +189,7 @@ class Result:
             if relationships is not None:
                 others = np.delete(relationships[-1, i], i)
                 own = float(relationships[-1, i, i])
-                helper = np.delete(names, i)[others.argmax()].item() if len(others) else None
+                helper = np.delete(names, i)[others.argmax()].item() if others.max(initial=0) > 0 else None
             held = {c: int(n) for c, n in zip(self.data.classes, counts[i], strict=True) if n}
             clients.append(ClientResult(name, int(counts[i].sum()), held, accuracy[i], own, helper))
         return clients

@@ -4,6 +4,8 @@ The folder holds `experiment.toml` (everything that defines the run), `federatio
 `metrics.jsonl` (a line a round) and `summary.json`. All of it is plain text, readable without Orchard.
 """
 
+import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -12,10 +14,11 @@ from pathlib import Path
 import torch
 
 from orchard.contract import Failure
-from orchard.data import ClientArrays, FederatedData, deal, from_arrays, load_dataset
+from orchard.data import ClientArrays, FederatedData, federated_data, from_arrays
 from orchard.engines.local import LocalEngine
 from orchard.errors import Refusal, RunFailed
 from orchard.experiment import Experiment
+from orchard.models import find_factory
 from orchard.results import Result, Round
 from orchard.rounds import Exchange, form_federation, run_rounds
 
@@ -45,12 +48,10 @@ def run(
             finished = result.add(exchange)
             if folder and finished:
                 folder.append(finished)
-            last = experiment.rounds - (experiment.method.moment == "trained")
-            if exchange.round == last:
-                result.models = engine.models()
             if progress:
                 progress(exchange)
             _stop_on_failure(exchange, result, folder)
+        result.models = engine.models()
     if folder:
         folder.finish(result)
     return result
@@ -64,7 +65,7 @@ def load_data(experiment: Experiment, data: Sequence[ClientArrays] | None = None
         return from_arrays(data, experiment)
     if experiment.dataset == "arrays":
         raise Refusal("dataset = 'arrays': hand the data over in Python: orchard.run(experiment, data=[...])")
-    return deal(load_dataset(experiment), experiment)
+    return federated_data(experiment)
 
 
 def _stop_on_failure(exchange: Exchange, result: Result, folder: "RunFolder | None") -> None:
@@ -83,6 +84,18 @@ def _refuse_missing_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise Refusal(f"device = {name!r}: is not available here: {str(error).splitlines()[0]}") from None
+
+
+def code_fingerprint(experiment: Experiment) -> str:
+    """Return a hash of the code that decides a result: Orchard's, the method's and the model's."""
+    files = set(Path(__file__).parent.rglob("*.py"))
+    for thing in (type(experiment.method), find_factory(experiment.model)):
+        home = inspect.getsourcefile(inspect.getmodule(thing) or type(None))
+        files |= {Path(home)} if home else set()
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def free_folder(root: Path, experiment: Experiment) -> Path:
@@ -108,7 +121,9 @@ class RunFolder:
         except OSError as error:
             raise Refusal(f"out = '{path}': cannot be used as a folder: {error.strerror}") from None
         folder = cls(path)
-        (path / "experiment.toml").write_text(result.experiment.to_toml(), "utf-8")
+        # Without its own folder, so that the file can be run again as it is.
+        definition = result.experiment.model_copy(update={"out": None})
+        (path / "experiment.toml").write_text(definition.to_toml(), "utf-8")
         folder._write_json("federation.json", result.who_holds_what())
         return folder
 
@@ -119,7 +134,8 @@ class RunFolder:
 
     def finish(self, result: Result) -> None:
         """Write the summary."""
-        self._write_json("summary.json", {"state": "finished", **result.summary()})
+        code = code_fingerprint(result.experiment)
+        self._write_json("summary.json", {"state": "finished", "code": code, **result.summary()})
 
     def fail(self, result: Result, reasons: str) -> None:
         """Write why there is no summary."""

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from orchard.comparison import Comparison, Row, Spread
@@ -26,7 +27,7 @@ def cells(row: Row) -> list[str]:
     return [
         row.label,
         *(_percent(s) for s in (row.bmcta, row.last, row.validation_selected, row.worst_client)),
-        "–" if row.worse_than_alone is None else f"{row.worse_than_alone:g} of {len(row.clients)}",
+        "–" if row.worse_than_alone is None else f"{round(row.worse_than_alone, 1):g} of {len(row.clients)}",
         f"{row.bytes_up / 1e6:.2f}",
         f"{row.bytes_down / 1e6:.2f}",
         f"{row.seconds:.0f}",
@@ -45,7 +46,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     best = max(row.bmcta.mean for row in rows)
     for row in rows:
-        table.add_row(*cells(row), style="bold" if row.bmcta.mean == best else "")
+        table.add_row(*map(escape, cells(row)), style="bold" if row.bmcta.mean == best else "")
     return table
 
 
@@ -56,10 +57,10 @@ def gains_table(comparison: Comparison, alone: Row) -> Table:
     table.add_column("alone", justify="right")
     others = [row for row in comparison.rows if row is not alone]
     for row in others:
-        table.add_column(row.label, justify="right")
+        table.add_column(escape(row.label), justify="right")
     for i, name in enumerate(comparison.clients):
         gains = [100 * (row.clients[i] - alone.clients[i]) for row in others]
-        table.add_row(name, f"{100 * alone.clients[i]:.1f}", *(_signed(gain) for gain in gains))
+        table.add_row(escape(name), f"{100 * alone.clients[i]:.1f}", *(_signed(gain) for gain in gains))
     return table
 
 

@@ -57,20 +57,23 @@ def train(site: Site, round: int, step: Step, epochs: int | None = None) -> floa
                 losses.append(step(x, y))
                 sizes.append(len(y))
             # Looked at once an epoch, since a look waits for the device.
-            values = torch.stack(losses).double().cpu()
+            values = torch.stack(losses).cpu().double()
             if not bool(values.isfinite().all()):
                 first = int((~values.isfinite()).nonzero()[0])
-                raise NotFinite(f"the loss is {values[first]:g} at step {first} of epoch {epoch}")
+                raise NotFinite(f"the loss or a gradient is not finite at step {first} of epoch {epoch}")
             total += float(values @ torch.tensor(sizes, dtype=torch.float64))
     return total / max(1, epochs * len(site.data.train.y))
 
 
 def gradient(network: Network, x: Tensor, y: Tensor) -> Tensor:
-    """Fill the network's gradient with that of the batch-mean cross-entropy; return the loss."""
+    """Fill the network's gradient with that of the batch-mean cross-entropy; return the loss.
+
+    What is returned is not finite if any part of the gradient is not, so that `train` notices at the right step.
+    """
     network.gradient.zero_()
     loss = functional.cross_entropy(network.module(x), y)
     torch.autograd.backward(loss)
-    return loss.detach()
+    return loss.detach() + 0 * network.gradient.sum()
 
 
 def descend(

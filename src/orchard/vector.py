@@ -21,14 +21,9 @@ class Network:
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = module.to(device)
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
-        if not parameters:
-            raise ValueError("the model has no trainable parameter")
-        dtypes = {p.dtype for p in parameters}
-        if len(dtypes) > 1:
-            raise ValueError(f"the model mixes parameter types: {sorted(map(str, dtypes))}")
+        parameters = check_vectorisable(self.module)
         size = sum(p.numel() for p in parameters)
-        self.vector = torch.zeros(size, dtype=dtypes.pop(), device=device)
+        self.vector = torch.zeros(size, dtype=parameters[0].dtype, device=device)
         self.gradient = torch.zeros_like(self.vector)
         start = 0
         for p in parameters:
@@ -54,6 +49,17 @@ class Network:
             p.data = p.data.clone()
             p.grad = None
         return self.module.eval()
+
+
+def check_vectorisable(module: nn.Module) -> list[nn.Parameter]:
+    """Return the trainable parameters, or refuse a module that has none or mixes their types."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("the model has no trainable parameter")
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) > 1:
+        raise ValueError(f"the model mixes parameter types: {sorted(map(str, dtypes))}")
+    return parameters
 
 
 def _shaped_like(parameter: Tensor, flat: Tensor) -> Tensor:

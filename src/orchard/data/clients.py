@@ -2,20 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from orchard.data.datasets import Dataset, Samples, scaled
+from orchard.data.catalogue import CATALOGUE
+from orchard.data.datasets import Dataset, Samples, as_samples, load_dataset, numbered_classes, split_by_class
+from orchard.data.folders import class_names, read_class_folders
 from orchard.data.partition import Indices, Matrix, assign, keep_fraction, partition_matrix
 from orchard.errors import Refusal
-from orchard.experiment import Experiment
+from orchard.experiment import Column, Experiment
+from orchard.layout import folder_layout, subfolders
 from orchard.randomness import generator
 
 TRAINING_SHARE = 0.85
+PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -41,26 +45,71 @@ class FederatedData:
         """Count the samples of each client (outer) in each class (inner), part by part."""
         size = len(self.classes)
         return {
-            part: [torch.bincount(getattr(c, part).y, minlength=size).tolist() for c in self.clients]
-            for part in ("train", "validation", "test")
+            part: [torch.bincount(getattr(c, part).y, minlength=size).tolist() for c in self.clients] for part in PARTS
         }
+
+
+def federated_data(experiment: Experiment) -> FederatedData:
+    """Load the experiment's dataset and give every client its part."""
+    folder, given = Path(experiment.dataset), experiment.partition.name == "given"
+    by_client = experiment.dataset not in CATALOGUE and folder.is_dir() and folder_layout(folder) == "clients"
+    if by_client != given:
+        raise Refusal(
+            f"partition.name = {experiment.partition.name!r}: "
+            + ("the data come client by client; use 'given'" if by_client else "the data do not come client by client")
+        )
+    return _client_folders(folder, experiment) if by_client else deal(load_dataset(experiment), experiment)
 
 
 def deal(dataset: Dataset, experiment: Experiment) -> FederatedData:
     """Deal a dataset out to the clients, and cut 15 % of each one's training data off for validation."""
-    seed = experiment.partition.seed
-    matrix = partition_matrix(experiment.partition, len(dataset.classes), experiment.clients)
-    labels = dataset.train.y.numpy()
+    seed, labels = experiment.partition.seed, dataset.train.y.numpy()
     kept = keep_fraction(labels, experiment.fraction, seed)
-    mine = [kept[part] for part in assign(labels[kept], matrix, seed, "train")]
+    names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
+    matrix = None
+    if isinstance(experiment.partition, Column):
+        names, mine, tests = _by_owner(dataset, experiment.partition.key, kept)
+    else:
+        matrix = partition_matrix(experiment.partition, len(dataset.classes), experiment.clients)
+        mine = [kept[part] for part in assign(labels[kept], matrix, seed, "train")]
+        tests = assign(dataset.test.y.numpy(), matrix, seed, "test")
+    if len(names) != experiment.clients:
+        raise Refusal(f"clients = {experiment.clients}: but the data name {len(names)} owners: {', '.join(names)}")
     cuts = [_cut(len(part), seed, i) for i, part in enumerate(mine)]
     train = _laid_out(dataset.train, [part[cut[0]] for part, cut in zip(mine, cuts, strict=True)])
     validation = _laid_out(dataset.train, [part[cut[1]] for part, cut in zip(mine, cuts, strict=True)])
-    test = _laid_out(dataset.test, assign(dataset.test.y.numpy(), matrix, seed, "test"))
-    names = [f"client {i}" for i in range(experiment.clients)]
-    clients = tuple(ClientData(*parts) for parts in zip(names, train, validation, test, strict=True))
-    _refuse_empty(clients)
-    return FederatedData(clients, dataset.classes, tuple(dataset.train.x.shape[1:]), matrix)
+    clients = zip(names, train, validation, _laid_out(dataset.test, tests), strict=True)
+    return _checked([ClientData(*parts) for parts in clients], dataset.classes, matrix)
+
+
+def _by_owner(dataset: Dataset, key: str, kept: Indices) -> tuple[list[str], list[Indices], list[Indices]]:
+    """Return the owners that a column names, and the indices of their training and test samples."""
+    if key not in dataset.owners:
+        raise Refusal(f"partition.key = {key!r}: no such column; the data have: {', '.join(dataset.owners) or 'none'}")
+    train, test = (column.reshape(-1) for column in dataset.owners[key])
+    if (len(train), len(test)) != (len(dataset.train.y), len(dataset.test.y)):
+        raise Refusal(f"partition.key = {key!r}: the column does not name an owner for every sample")
+    owners = np.unique(np.concatenate([train, test]))
+    mine = [kept[train[kept] == owner] for owner in owners]
+    return [str(owner) for owner in owners], mine, [np.flatnonzero(test == owner) for owner in owners]
+
+
+def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
+    """Read one folder of images for each client; each one's images are split 80/20 for testing, then as usual."""
+    homes = subfolders(folder)
+    if len(homes) != experiment.clients:
+        raise Refusal(f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients")
+    classes = class_names(homes)
+    parts = [read_class_folders(home, classes, experiment.size) for home in homes]
+    colour = any(part.images.ndim == 4 for part in parts)
+    clients = []
+    for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
+        images = np.repeat(part.images[..., None], 3, axis=3) if colour and part.images.ndim == 3 else part.images
+        train, test = split_by_class(as_samples(images, part.labels, str(home)))
+        kept = torch.from_numpy(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
+        train, validation = _cut_off(Samples(train.x[kept], train.y[kept]), experiment.partition.seed, i)
+        clients.append(ClientData(home.name, train, validation, test))
+    return _checked(clients, classes)
 
 
 def _cut(size: int, seed: int, client: int) -> tuple[Indices, Indices]:
@@ -77,14 +126,27 @@ def _laid_out(samples: Samples, parts: Sequence[Indices]) -> list[Samples]:
     return [Samples(*pair) for pair in zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)]
 
 
-def _refuse_empty(clients: Sequence[ClientData]) -> None:
+def _cut_off(train: Samples, seed: int, client: int) -> tuple[Samples, Samples]:
+    first, rest = _cut(len(train.y), seed, client)
+    return Samples(train.x[first], train.y[first]), Samples(train.x[rest], train.y[rest])
+
+
+def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Matrix | None = None) -> FederatedData:
+    """Refuse clients without data, of the same name, or whose samples differ in shape."""
+    names = [client.name for client in clients]
+    if len(set(names)) < len(names):
+        raise Refusal(f"data: two clients have the same name: {', '.join(names)}")
     for client in clients:
-        for part in ("train", "validation", "test"):
+        for part in PARTS:
             if len(getattr(client, part).y) == 0:
                 raise Refusal(
                     f"partition: leaves {client.name} without a {part} sample; "
                     "use fewer clients, more of the data, or another partition or partition.seed"
                 )
+    shapes = {tuple(getattr(client, part).x.shape[1:]) for client in clients for part in PARTS}
+    if len(shapes) > 1:
+        raise Refusal(f"data: samples differ in shape: {sorted(shapes)}")
+    return FederatedData(tuple(clients), classes, shapes.pop(), matrix)
 
 
 @dataclass(frozen=True)
@@ -106,40 +168,20 @@ class ClientArrays:
 
 def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> FederatedData:
     """Take the data of each client as it is given."""
+    if len(arrays) != experiment.clients:
+        raise Refusal(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
     clients = []
     for i, given in enumerate(arrays):
         name = given.name or f"client {i}"
-        train = _samples(given.x_train, given.y_train, f"{name}: train")
+        train = as_samples(given.x_train, given.y_train, f"{name}: train")
+        kept = torch.from_numpy(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
+        train = Samples(train.x[kept], train.y[kept])
+        if (given.x_validation is None) != (given.y_validation is None):
+            raise Refusal(f"{name}: validation: samples and labels must be given together")
         if given.x_validation is not None and given.y_validation is not None:
-            validation = _samples(given.x_validation, given.y_validation, f"{name}: validation")
+            validation = as_samples(given.x_validation, given.y_validation, f"{name}: validation")
         else:
-            first, rest = _cut(len(train.y), experiment.partition.seed, i)
-            validation = Samples(train.x[rest], train.y[rest])
-            train = Samples(train.x[first], train.y[first])
-        test = _samples(given.x_test, given.y_test, f"{name}: test")
-        clients.append(ClientData(name, train, validation, test))
-    if len(clients) != experiment.clients:
-        raise Refusal(f"clients = {experiment.clients}: but data of {len(clients)} clients were given")
-    _refuse_empty(clients)
-    shapes = {tuple(part.x.shape[1:]) for c in clients for part in (c.train, c.validation, c.test)}
-    if len(shapes) > 1:
-        raise Refusal(f"data: samples differ in shape: {sorted(shapes)}")
-    top = max(int(part.y.max()) for c in clients for part in (c.train, c.validation, c.test))
-    return FederatedData(tuple(clients), tuple(map(str, range(top + 1))), shapes.pop())
-
-
-def _samples(x: NDArray[Any], y: NDArray[Any], place: str) -> Samples:
-    x, y = np.asarray(x), np.asarray(y).reshape(-1)
-    if len(x) != len(y):
-        raise Refusal(f"{place}: {len(x)} samples but {len(y)} labels")
-    if not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
-        raise Refusal(f"{place}: labels must be integers from 0")
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        inputs: Tensor = scaled(x)
-    elif np.issubdtype(x.dtype, np.floating):
-        inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    else:
-        raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
-    if not bool(inputs.isfinite().all()):
-        raise Refusal(f"{place}: sample {int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])} is not finite")
-    return Samples(inputs, torch.from_numpy(y.astype(np.int64)))
+            train, validation = _cut_off(train, experiment.partition.seed, i)
+        clients.append(ClientData(name, train, validation, as_samples(given.x_test, given.y_test, f"{name}: test")))
+    labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
+    return _checked(clients, numbered_classes(labels, "data"))

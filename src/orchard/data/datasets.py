@@ -1,10 +1,9 @@
-"""Datasets by name, prepared: float32 in [−1, 1], channels first, with labels 0 … C−1."""
+"""Datasets by name or path, prepared: float32, images in [−1, 1] and channels first, labels 0 … C−1."""
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from orchard.data.idx import read_idx
+from orchard.data.catalogue import CATALOGUE, Entry
+from orchard.data.fetch import data_folder, obtain
+from orchard.data.folders import class_names, read_class_folders
+from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, nearest
+from orchard.layout import folder_layout
+from orchard.randomness import generator
 
 SPLIT_SEED = 42
+"""Of the split into training and test data, where a dataset does not come with one: fixed, so that it is the same
+in every run."""
 
 
 class Samples(NamedTuple):
@@ -28,19 +34,168 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared dataset with its own train/test split."""
+    """A prepared dataset with its train/test split."""
 
     train: Samples
     test: Samples
     classes: tuple[str, ...]
+    owners: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
+    """Columns that say whose each training and each test sample is."""
 
 
 def load_dataset(experiment: Experiment) -> Dataset:
     """Load the dataset that an experiment names."""
-    loader = DATASETS.get(experiment.dataset)
-    if loader is None:
-        raise Refusal(f"dataset = {experiment.dataset!r}: unknown; {nearest(experiment.dataset, list(DATASETS))}")
-    return loader(experiment)
+    name, path = experiment.dataset, Path(experiment.dataset)
+    entry = CATALOGUE.get(name)
+    if entry is not None:
+        return _published(entry, experiment)
+    if path.suffix == ".npz":
+        return _own_arrays(path)
+    if path.is_dir():
+        return _own_images(path, experiment.size)
+    raise Refusal(f"dataset = {name!r}: no such path, nor a known dataset; {nearest(name, list(CATALOGUE))}")
+
+
+# --- Published datasets ---
+
+
+def _published(entry: Entry, experiment: Experiment) -> Dataset:
+    if entry.format == "embedded":
+        return _digits(experiment.size)
+    folder = data_folder(experiment.data_dir)
+    size = experiment.size if experiment.size in entry.files else min(entry.files)
+    paths = [obtain(source, folder) for source in entry.files[size]]
+    if entry.format == "medmnist":
+        return _medmnist(paths[0], entry, experiment)
+    if entry.format == "cifar":
+        train, test = read_cifar10(paths[0])
+    else:
+        train, test = (Part(read_idx(paths[k], 3), read_idx(paths[k + 1], 1)) for k in (0, 2))
+    prepared = [
+        _prepared(part, entry.classes, experiment.size, f"{paths[0].parent}: {name}")
+        for part, name in ((train, "train"), (test, "test"))
+    ]
+    return Dataset(prepared[0], prepared[1], entry.classes)
+
+
+def _digits(size: int) -> Dataset:
+    """Load scikit-learn's 1,797 hand-written digits, 8×8 pixels of 17 shades; one fifth is for testing."""
+    from sklearn.datasets import load_digits  # slow to import, and needed for nothing else here
+
+    raw = load_digits()
+    x = _resized(torch.from_numpy(raw.images).float().div_(16).sub_(0.5).div_(0.5).unsqueeze(1), size)
+    everything = Samples(x, torch.from_numpy(raw.target).long())
+    return Dataset(*split_by_class(everything), CATALOGUE["digits"].classes)
+
+
+def _medmnist(path: Path, entry: Entry, experiment: Experiment) -> Dataset:
+    """Merge all parts and split them 80/20, as the paper did, or keep the official test set."""
+    arrays = read_npz(path)
+    parts = {}
+    for part in ("train", "val", "test"):
+        missing = [key for key in (f"{part}_images", f"{part}_labels") if key not in arrays]
+        if missing:
+            raise Refusal(f"{path}: has no '{missing[0]}'; it holds {sorted(arrays)}")
+        stored = Part(arrays[f"{part}_images"], arrays[f"{part}_labels"])
+        parts[part] = _prepared(stored, entry.classes, experiment.size, f"{path}: {part}")
+    if experiment.split == "official":
+        return Dataset(_joined([parts["train"], parts["val"]]), parts["test"], entry.classes)
+    return Dataset(*split_by_class(_joined(list(parts.values()))), entry.classes)
+
+
+# --- One's own data ---
+
+
+def _own_arrays(path: Path) -> Dataset:
+    """Load an `.npz` with MedMNIST's keys or ones like `x_train` and `y_train`."""
+    arrays = read_npz(path)
+    parts: dict[str, Samples] = {}
+    for part in ("train", "val", "test"):
+        for x, y in ((f"{part}_images", f"{part}_labels"), (f"x_{part}", f"y_{part}")):
+            if x in arrays and y in arrays:
+                parts[part] = as_samples(arrays[x], arrays[y], f"{path}: {part}")
+    if "train" not in parts:
+        raise Refusal(f"{path}: expected 'x_train' and 'y_train', or MedMNIST's keys; it holds {sorted(arrays)}")
+    train = _joined([parts[part] for part in ("train", "val") if part in parts])
+    train, test = (train, parts["test"]) if "test" in parts else split_by_class(train)
+    shapes = {tuple(samples.x.shape[1:]) for samples in (train, test)}
+    if len(shapes) > 1:
+        raise Refusal(f"{path}: train and test differ in shape: {sorted(shapes)}")
+    classes = numbered_classes(torch.cat([train.y, test.y]), str(path))
+    owners = {
+        key.removesuffix("_train"): (values, arrays[key.removesuffix("_train") + "_test"])
+        for key, values in arrays.items()
+        if key.endswith("_train") and key[0] not in "xy" and key.removesuffix("_train") + "_test" in arrays
+    }
+    return Dataset(train, test, classes, owners)
+
+
+def _own_images(folder: Path, size: int) -> Dataset:
+    """Load `train/<class>/…` with `test/<class>/…` beside it, or `<class>/…` split by us."""
+    if folder_layout(folder) == "classes":
+        classes = class_names([folder])
+        part = read_class_folders(folder, classes, size)
+        return Dataset(*split_by_class(_prepared(part, classes, size, str(folder))), classes)
+    present = [folder / part for part in ("train", "test") if (folder / part).is_dir()]
+    classes = class_names(present)
+    parts = [_prepared(read_class_folders(p, classes, size), classes, size, str(p)) for p in present]
+    train, test = (parts[0], parts[1]) if len(parts) == 2 else split_by_class(parts[0])
+    return Dataset(train, test, classes)
+
+
+# --- Preparation ---
+
+
+def split_by_class(samples: Samples) -> tuple[Samples, Samples]:
+    """Split 80/20 at random within every class; what does not divide goes to training."""
+    labels = samples.y.numpy()
+    train, test = [], []
+    for k in np.unique(labels):
+        order = generator(SPLIT_SEED, "test", int(k)).permutation(np.flatnonzero(labels == k))
+        end = -(-4 * len(order) // 5)
+        train.append(order[:end])
+        test.append(order[end:])
+    pieces = (torch.from_numpy(np.sort(np.concatenate(part))) for part in (train, test))
+    first, second = (Samples(samples.x[piece], samples.y[piece]) for piece in pieces)
+    return first, second
+
+
+def as_samples(x: NDArray[Any], y: NDArray[Any], place: str) -> Samples:
+    """Check arrays. Bytes are images, n×h×w or n×h×w×channels, and are scaled; floats are taken as they are."""
+    x, y = np.asarray(x), np.asarray(y)
+    if len(x) != len(y):
+        raise Refusal(f"{place}: {len(x)} samples but {len(y)} labels")
+    labels = y.reshape(-1)
+    if len(labels) != len(y) or not np.issubdtype(y.dtype, np.integer):
+        raise Refusal(f"{place}: labels must be one whole number each, not {y.dtype} of shape {y.shape}")
+    if len(labels) and labels.min() < 0:
+        raise Refusal(f"{place}: row {int(labels.argmin())}: label {labels.min()} is below 0")
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        inputs = scaled(x)
+    elif np.issubdtype(x.dtype, np.floating):
+        inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    else:
+        raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
+    if not bool(inputs.isfinite().all()):
+        row = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
+        raise Refusal(f"{place}: row {row}: holds a value that is not finite")
+    return Samples(inputs, torch.from_numpy(labels.astype(np.int64)))
+
+
+def numbered_classes(labels: Tensor, place: str) -> tuple[str, ...]:
+    """Return the classes 0 … C−1 that labels imply; a label beyond the number of samples has gone astray."""
+    top = int(labels.max()) if len(labels) else 0
+    if top > len(labels):
+        raise Refusal(f"{place}: label {top} with only {len(labels)} samples; labels count from 0")
+    return tuple(map(str, range(top + 1)))
+
+
+def _prepared(part: Part, classes: Sequence[str], size: int, place: str) -> Samples:
+    samples = as_samples(part.images, part.labels, place)
+    if len(samples.y) and int(samples.y.max()) >= len(classes):
+        row = int(samples.y.argmax())
+        raise Refusal(f"{place}: row {row}: label {int(samples.y[row])}, but there are {len(classes)} classes from 0")
+    return Samples(_resized(samples.x, size), samples.y)
 
 
 def scaled(images: NDArray[np.uint8]) -> Tensor:
@@ -49,40 +204,11 @@ def scaled(images: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels, dtype=np.float32)).div_(255).sub_(0.5).div_(0.5)
 
 
-def _digits(_: Experiment) -> Dataset:
-    """Load scikit-learn's 1,797 hand-written digits, enlarged from 8×8 to 28×28; one fifth is for testing."""
-    # Slow to import, and needed for nothing else here.
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    raw = load_digits()
-    x = torch.from_numpy(raw.images).float().div_(16).unsqueeze(1)
-    x = functional.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False).sub_(0.5).div_(0.5)
-    y = torch.from_numpy(raw.target).long()
-    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=raw.target, random_state=SPLIT_SEED)
-    return Dataset(Samples(x[train], y[train]), Samples(x[test], y[test]), tuple("0123456789"))
+def _resized(x: Tensor, size: int) -> Tensor:
+    if x.shape[-2:] == (size, size):
+        return x
+    return functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)
 
 
-def _mnist(experiment: Experiment) -> Dataset:
-    """Load MNIST from its four official files."""
-    folder = _data_folder(experiment) / "mnist"
-    parts = []
-    for part in ("train", "t10k"):
-        images = read_idx(folder / f"{part}-images-idx3-ubyte.gz", dimensions=3)
-        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz", dimensions=1)
-        if len(images) != len(labels):
-            raise Refusal(f"{folder}: {part} has {len(images)} images but {len(labels)} labels")
-        if labels.max(initial=0) > 9:
-            raise Refusal(f"{folder}: {part} has a label {labels.max()}; MNIST's are 0 to 9")
-        parts.append(Samples(scaled(images), torch.from_numpy(labels.astype(np.int64))))
-    return Dataset(parts[0], parts[1], tuple("0123456789"))
-
-
-def _data_folder(experiment: Experiment) -> Path:
-    folder = experiment.data_dir or os.environ.get("ORCHARD_DATA")
-    if not folder:
-        raise Refusal(f"dataset = {experiment.dataset!r}: say where its files are, with --data-dir or ORCHARD_DATA")
-    return Path(folder)
-
-
-DATASETS: Mapping[str, Callable[[Experiment], Dataset]] = {"digits": _digits, "mnist": _mnist}
+def _joined(parts: Sequence[Samples]) -> Samples:
+    return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))

@@ -7,13 +7,15 @@ of the paper are drawn with NumPy's legacy generator, in the order of the publis
 import numpy as np
 from numpy.typing import NDArray
 
-from orchard.experiment import Dirichlet, PartitionSettings, Pathological, Practical
+from orchard.errors import Refusal
+from orchard.experiment import IID, Column, Dirichlet, Given, PartitionSettings, Pathological, Practical
 from orchard.randomness import generator
 
 Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 PATHOLOGICAL_CLASSES = 2
+REDRAWS = 1000
 
 
 def partition_matrix(partition: PartitionSettings, classes: int, clients: int) -> Matrix:
@@ -26,13 +28,21 @@ def partition_matrix(partition: PartitionSettings, classes: int, clients: int) -
         case Dirichlet():
             draw = generator(partition.seed, "dirichlet")
             return draw.dirichlet(np.full(clients, partition.alpha), size=classes)
+        case IID():
+            return np.full((classes, clients), 1 / clients)
+        case Column() | Given():
+            raise TypeError("data that come with their owners are not dealt out by shares")
 
 
 def _pathological(partition: Pathological, classes: int, clients: int) -> Matrix:
     draw = np.random.RandomState(partition.seed)
     pairs = _class_pairs(draw, classes, clients)
-    while partition.strict and classes > 1 and (pairs[:, 0] == pairs[:, 1]).any():
+    for _ in range(REDRAWS):
+        if not (partition.strict and (pairs[:, 0] == pairs[:, 1]).any()):
+            break
         pairs = _class_pairs(draw, classes, clients)
+    else:
+        raise Refusal(f"partition.strict: no draw gives {clients} clients two different of {classes} classes each")
     matrix = np.zeros((classes, clients))
     for k in range(classes):
         holders = np.flatnonzero((pairs == k).any(axis=1))

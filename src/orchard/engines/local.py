@@ -17,11 +17,15 @@ from torch import Tensor
 
 from orchard.contract import Answer, Client, Enrolment, Failure, Federation, Notes, Reply
 from orchard.data import ClientData, FederatedData, Samples
-from orchard.engines.turn import take_turn
-from orchard.experiment import Experiment
-from orchard.models import draws_randomly
+from orchard.engines.turn import Keep, take_turn
+from orchard.errors import Refusal
+from orchard.experiment import Experiment, Moment
+from orchard.models import draws_randomly, needs_two_samples
 from orchard.training import NotFinite, Site
 from orchard.vector import Network
+
+Model = tuple[Tensor, dict[str, Tensor]]
+"""A model's vector, and the buffers of the client it belongs to."""
 
 
 class LocalEngine:
@@ -33,6 +37,7 @@ class LocalEngine:
         self.data = data.clients
         self.clients: list[Client] = []
         self.buffers: list[dict[str, Tensor]] = []
+        self._models: dict[int, Model] = {}
         self._worker = threading.local()
         self._threads_before = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(
@@ -62,8 +67,9 @@ class LocalEngine:
         self.clients = [method.client(i, federation) for i in range(federation.clients)]
         probe = federation.network()
         self.data = tuple(_moved(client, probe.vector) for client in self.data)
+        refuse_single_samples(probe, self.shape, self.experiment, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
-        self.random_layers = draws_randomly(probe.module, self.shape)
+        self.random_layers = draws_randomly(probe, self.shape)
         return [client.wants(0) for client in self.clients]
 
     def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
@@ -76,17 +82,27 @@ class LocalEngine:
         """Look at the clients' private figures: this is a simulation."""
         return [client.notes() for client in self.clients]
 
-    def models(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        """Return each client's personalised model: its vector and its buffers."""
-        return [(c.personalised(), buffers) for c, buffers in zip(self.clients, self.buffers, strict=True)]
+    def models(self) -> list[Model]:
+        """Return each client's model as it was last measured at the method's own moment."""
+        return [self._models[i] for i in range(len(self.clients))]
+
+    def _keeper(self, index: int, network: Network, round: int) -> Keep:
+        """Keep the model that the last round's figures are about."""
+
+        def keep(moment: Moment, model: Tensor) -> None:
+            if moment == self.experiment.method.moment and round >= self.experiment.rounds - 1:
+                self._models[index] = (model.clone(), network.buffers())
+
+        return keep
 
     def _turn(self, index: int, reply: Reply) -> Answer | Failure:
         try:
             network = self._network()
             network.load_buffers(self.buffers[index])
             site = Site(index, self.experiment, self.data[index], network, self.random_layers)
-            answer = take_turn(self.clients[index], site, reply)
-            self.buffers[index] = network.buffers()
+            answer = take_turn(self.clients[index], site, reply, self._keeper(index, network, reply.round))
+            if reply.round < self.experiment.rounds:
+                self.buffers[index] = network.buffers()
             return answer
         except Exception as error:
             return Failure(f"{self.data[index].name}, round {reply.round}: {_reason(error)}", error)
@@ -97,6 +113,19 @@ class LocalEngine:
             self._worker.network = self.federation.network()
         network: Network = self._worker.network
         return network
+
+
+def refuse_single_samples(
+    network: Network, shape: tuple[int, ...], experiment: Experiment, clients: Sequence[ClientData]
+) -> None:
+    """Refuse a last batch of one sample where the model, like one with BatchNorm, cannot train on it."""
+    size = experiment.batch_size
+    alone = [client.name for client in clients if size == 1 or len(client.train.y) % size == 1]
+    if alone and needs_two_samples(network, shape):
+        raise Refusal(
+            f"batch_size = {size}: leaves a last batch of one sample for {', '.join(alone)}, "
+            "on which this model cannot train (BatchNorm?); choose another batch size"
+        )
 
 
 def _reason(error: Exception) -> str:

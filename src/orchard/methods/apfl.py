@@ -12,6 +12,7 @@ The server keeps the global model w. Client i keeps v_i and α_i, both private, 
 w is uploaded and averaged by n_i/n; v̄ is evaluated.
 """
 
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from orchard.contract import Federation, Notes
 from orchard.experiment import MethodSettings
 from orchard.methods.fedavg import AveragingServer, FedAvgClient
+from orchard.models import repeated_draws
 from orchard.training import MomentumSGD, Site, check_finite, gradient, train
 
 
@@ -67,7 +69,8 @@ class APFLClient(FedAvgClient):
             # The statistics that a client keeps are those of the model it uses, which is v̄.
             statistics = network.buffers()
             network.vector.copy_(w)
-            gradient(network, x, y)
+            with repeated_draws() if site.random_layers else nullcontext():
+                gradient(network, x, y)
             network.load_buffers(statistics)
             w_gradient = network.gradient.clone()
             torch.lerp(w, v, alpha, out=network.vector)

@@ -88,15 +88,15 @@ class AppleClient(Client):
     def wants(self, round: int) -> tuple[int, ...]:
         """Choose at most M cores: the ones never had, then by the strength of the relationship."""
         others = [j for j in range(len(self.copies)) if j != self.index]
-        budget = self.settings.budget or len(others)
-        if budget == len(others):
+        budget = self.settings.budget
+        if budget is None:
             return tuple(others)
         # Largest keys |p|·ln b + Gumbel noise: a draw without replacement with weights b^|p|.
         keys = generator(self.experiment.seed, "cores", self.index, round).gumbel(size=len(others))
         never_had = np.zeros(len(others), dtype=bool)
         if self.settings.selection == "paper":
             base = max(1.5, round * budget / len(self.copies))
-            keys += math.log(base) * self.relationships[others].abs().double().cpu().numpy()
+            keys += math.log(base) * self.relationships[others].abs().cpu().double().numpy()
             never_had = np.array([j not in self.downloaded for j in others])
         ranking = np.lexsort((keys, never_had))
         return tuple(sorted(others[k] for k in ranking[-budget:]))
@@ -124,7 +124,7 @@ class AppleClient(Client):
             p_gradient.add_(p - self.prox_centre, alpha=pull)
             core_sgd.step(network.gradient.mul_(p[i]))
             p_sgd.step(p_gradient)
-            return loss
+            return loss + 0 * p.sum()
 
         loss = train(site, round, step)
         check_finite("core model", core)

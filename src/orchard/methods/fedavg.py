@@ -126,21 +126,23 @@ class TuningClient(FedAvgClient):
         self.tuning_epochs = epochs if tuning_epochs is None else tuning_epochs
         self.mu = mu
         self.tuning_is_training = self.tuning_epochs == epochs and mu == 0
-        self.ahead: tuple[Tensor, float] | None = None
+        self.ahead: tuple[Tensor, float, dict[str, Tensor]] | None = None
 
     def fine_tuned(self, site: Site, round: int) -> Tensor:
         """Tune a copy of the global model to the local data."""
-        tuned = descend(site, round, self.model, epochs=self.tuning_epochs)
+        tuned, loss = descend(site, round, self.model, epochs=self.tuning_epochs)
         if self.tuning_is_training:
-            self.ahead = tuned
-        return tuned[0]
+            self.ahead = tuned, loss, site.network.buffers()
+        return tuned
 
     def train(self, site: Site, round: int) -> float:
         """Train the copy, unless tuning has just done exactly that."""
         if self.ahead is None:
             self.model, loss = descend(site, round, self.model, centre=self.model, strength=self.mu)
         else:
-            (self.model, loss), self.ahead = self.ahead, None
+            self.model, loss, statistics = self.ahead
+            site.network.load_buffers(statistics)
+            self.ahead = None
         return loss
 
 

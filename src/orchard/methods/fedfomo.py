@@ -14,6 +14,7 @@ With a budget M < N−1 a client keeps affinities P_i += a/|Σa| (itself 0.1 at 
 downloads is a random other client's with probability max(0, 0.3 − 0.05·r), else the one of highest affinity.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -83,6 +84,7 @@ class FedFomoClient(Client):
         candidates = {**reply.models, self.index: self.model}
         worth = self._worth(site, candidates)
         if (total := abs(sum(worth.values()))) > 0:
+            self.affinity = self.affinity.copy()
             for j, a in worth.items():
                 self.affinity[j] += a / total
         positive = {j: max(a, 0.0) for j, a in worth.items()}
@@ -91,8 +93,9 @@ class FedFomoClient(Client):
         if scale > 0:
             mixture = torch.zeros_like(self.base)
             for j in sorted(positive):
-                self.weights[j] = positive[j] / scale
-                mixture.add_(candidates[j], alpha=self.weights[j])
+                if positive[j] > 0:  # nothing of what is worth nothing, however large it is
+                    self.weights[j] = positive[j] / scale
+                    mixture.add_(candidates[j], alpha=self.weights[j])
             self.base = mixture
         self.model = self.base
 
@@ -103,7 +106,8 @@ class FedFomoClient(Client):
         for j, candidate in candidates.items():
             distance = torch.linalg.vector_norm(candidate - self.base).item()
             gain = loss - mean_loss(site.network, candidate, site.data.validation)
-            worth[j] = 0.0 if distance < 1e-12 else gain / (distance + 1e-8)
+            a = gain / (distance + 1e-8)
+            worth[j] = a if distance >= 1e-12 and math.isfinite(a) else 0.0
         return worth
 
     def train(self, site: Site, round: int) -> float:

@@ -44,7 +44,7 @@ class HeurFedAMP(MethodSettings):
 
     def pull(self, round: int) -> float:
         """λ/α_k."""
-        return self.lam / float(1e4 * 0.1 ** (round // 30))
+        return self.lam * 1e-4 * 10.0 ** min(round // 30, 100)  # a hundred decades are as good as infinity
 
     def client(self, index: int, federation: Federation) -> "HeurFedAMPClient":
         """Make the client half."""

@@ -1,0 +1,93 @@
+"""The published formats: idx, CIFAR's binary archive, and arrays in an `.npz`.
+
+Nothing here runs code from a file: no pickle is ever loaded, and an archive's members are read, not extracted.
+"""
+
+import gzip
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchard.errors import Refusal
+
+UNSIGNED_BYTE = 0x08
+CIFAR_RECORD = 1 + 3 * 32 * 32
+CIFAR_FOLDER = "cifar-10-batches-bin"
+
+
+class Part(NamedTuple):
+    """Images as they are stored, n×h×w or n×h×w×c, and their labels."""
+
+    images: NDArray[Any]
+    labels: NDArray[Any]
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read a gzipped idx file of unsigned bytes, refusing anything that is not exactly that."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+    except FileNotFoundError:
+        raise Refusal(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise Refusal(f"{path}: is damaged or not gzip: {error}") from None
+    header = 4 * (1 + dimensions)
+    if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)) or len(content) < header:
+        raise Refusal(f"{path}: is not an idx file of bytes in {dimensions} dimensions")
+    shape = [int(size) for size in np.frombuffer(content, ">u4", count=dimensions, offset=4)]
+    expected = int(np.prod(shape))
+    if len(content) != header + expected:
+        raise Refusal(f"{path}: announces {expected} bytes of data but holds {len(content) - header}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def read_cifar10(path: Path) -> tuple[Part, Part]:
+    """Read train and test from CIFAR-10's binary archive, by the names of its members."""
+    names = [f"{CIFAR_FOLDER}/{name}.bin" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
+    batches = []
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for name in names:
+                member = archive.extractfile(name)
+                if member is None:
+                    raise Refusal(f"{path}: {name} is not a file in it")
+                batches.append(_cifar_batch(member.read(), f"{path}: {name}"))
+    except KeyError:
+        raise Refusal(f"{path}: {name} is not in it; this is not CIFAR-10's binary version") from None
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise Refusal(f"{path}: is damaged or not a gzipped tar archive: {error}") from None
+    train = Part(*(np.concatenate(pieces) for pieces in zip(*batches[:-1], strict=True)))
+    return train, batches[-1]
+
+
+def _cifar_batch(content: bytes, place: str) -> Part:
+    if not content or len(content) % CIFAR_RECORD:
+        raise Refusal(f"{place}: its {len(content)} bytes are not whole records of {CIFAR_RECORD}")
+    records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Part(images, records[:, 0])
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an `.npz`; one that would have to be unpickled is refused."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: _array(archive, name, path) for name in archive.files}
+    except FileNotFoundError:
+        raise Refusal(f"{path}: no such file") from None
+    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise Refusal(f"{path}: is damaged or not an .npz: {error}") from None
+
+
+def _array(archive: Any, name: str, path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(archive[name])
+    except ValueError as error:
+        if "pickle" in str(error) or "Object arrays" in str(error):
+            raise Refusal(f"{path}: '{name}' is an array of Python objects, which is never loaded") from None
+        raise

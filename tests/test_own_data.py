@@ -1,0 +1,244 @@
+"""One's own data: arrays in an .npz, images in folders, one folder per client."""
+
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import orchard
+from helpers import REAL_DATA
+from orchard.data import federated_data, load_dataset
+from orchard.data.readers import read_cifar10
+from orchard.errors import Refusal
+from orchard.experiment import Experiment, load_experiment
+
+DRAW = np.random.default_rng(0)
+
+
+def some_images(n: int, *shape: int) -> NDArray[np.uint8]:
+    return DRAW.integers(256, size=(n, *shape)).astype(np.uint8)
+
+
+def write_npz(path: Path, **changes: NDArray[Any] | None) -> str:
+    arrays = {
+        "x_train": some_images(60, 28, 28),
+        "y_train": np.arange(60) % 3,
+        "x_test": some_images(30, 28, 28),
+        "y_test": np.arange(30) % 3,
+    }
+    kept = {name: array for name, array in (arrays | changes).items() if array is not None}
+    np.savez(path, **kept)  # type: ignore[arg-type]
+    return str(path)
+
+
+def test_an_npz_of_ones_own(tmp_path: Path) -> None:
+    dataset = load_dataset(Experiment(dataset=write_npz(tmp_path / "my.npz")))
+    assert dataset.train.x.shape == (60, 1, 28, 28)
+    assert dataset.classes == ("0", "1", "2")
+    untested = load_dataset(Experiment(dataset=write_npz(tmp_path / "b.npz", x_test=None, y_test=None)))
+    assert (len(untested.train.y), len(untested.test.y)) == (48, 12)
+
+
+def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
+    arrays: dict[str, NDArray[Any]] = {}
+    for part, n in (("train", 30), ("val", 10), ("test", 20)):
+        arrays[f"{part}_images"], arrays[f"{part}_labels"] = some_images(n, 28, 28, 3), (np.arange(n) % 4)[:, None]
+    np.savez(tmp_path / "med.npz", **arrays)  # type: ignore[arg-type]
+    dataset = load_dataset(Experiment(dataset=str(tmp_path / "med.npz")))
+    assert dataset.train.x.shape == (40, 3, 28, 28)
+    assert dataset.test.y.tolist() == [0, 1, 2, 3] * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_train": np.arange(59) % 3}, "train: 60 samples but 59 labels"),
+        ({"y_train": np.linspace(0, 2, 60)}, "train: labels must be one whole number each, not float64"),
+        ({"y_train": np.stack([np.arange(60)] * 2, 1)}, "train: labels must be one whole number each, not int64 of"),
+        ({"y_test": np.arange(30) - 7}, "test: row 0: label -7 is below 0"),
+        ({"x_test": np.full((30, 28, 28), np.nan)}, "test: row 0: holds a value that is not finite"),
+        ({"x_train": np.array([None] * 60)}, "'x_train' is an array of Python objects, which is never loaded"),
+        ({"x_train": None}, "expected 'x_train' and 'y_train', or MedMNIST's keys"),
+        ({"x_test": some_images(30, 14, 14)}, "train and test differ in shape: [(1, 14, 14), (1, 28, 28)]"),
+        ({"x_train": np.zeros((60, 28, 28), "U3")}, "expected images of unsigned bytes or floats, got <U3"),
+    ],
+)
+def test_a_bad_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = write_npz(tmp_path / "bad.npz", **changes)
+    with pytest.raises(Refusal, match=r"bad\.npz: ") as refusal:
+        load_dataset(Experiment(dataset=path))
+    assert message in str(refusal.value)
+
+
+def test_a_damaged_or_missing_npz_is_refused(tmp_path: Path) -> None:
+    path = Path(write_npz(tmp_path / "cut.npz"))
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(Refusal, match=r"cut\.npz: is damaged or not an \.npz"):
+        load_dataset(Experiment(dataset=str(path)))
+    with pytest.raises(Refusal, match=r"none\.npz: no such file"):
+        load_dataset(Experiment(dataset=str(tmp_path / "none.npz")))
+
+
+def test_a_column_says_whose_a_sample_is(tmp_path: Path) -> None:
+    train, test = np.array(["north", "south", "west"] * 20), np.array(["west", "south", "north"] * 10)
+    path = write_npz(tmp_path / "owned.npz", hospital_train=train, hospital_test=test)
+    settings = [f"dataset={path}", "partition=column", "partition.key=hospital", "clients=3"]
+    data = federated_data(load_experiment(assignments=settings))
+    assert [client.name for client in data.clients] == ["north", "south", "west"]
+    assert [len(client.train.y) + len(client.validation.y) for client in data.clients] == [20, 20, 20]
+    assert data.clients[2].test.y.tolist() == [0] * 10  # west's are rows 0, 3, 6 … of the test data
+    for changed, message in (
+        ("clients=4", "clients = 4: but the data name 3 owners: north, south, west"),
+        ("partition.key=ward", "partition.key = 'ward': no such column; the data have: hospital"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            federated_data(load_experiment(assignments=[*settings, changed]))
+
+
+def write_images(folder: Path, count: int, mode: str = "L", size: tuple[int, int] = (40, 30)) -> None:
+    folder.mkdir(parents=True)
+    for k in range(count):
+        pixels = some_images(1, size[1], size[0], 3)[0]
+        Image.fromarray(pixels).convert(mode).save(folder / f"{k:03d}.png")
+    (folder / ".hidden").write_text("not an image")
+    (folder / "notes.txt").write_text("not an image either")
+
+
+def test_a_folder_by_class(tmp_path: Path) -> None:
+    for name, count in (("cat", 10), ("dog", 15)):
+        write_images(tmp_path / name, count)
+    dataset = load_dataset(Experiment(dataset=str(tmp_path), size=24))
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.train.x.shape == (20, 1, 24, 24)
+    assert torch.bincount(dataset.test.y).tolist() == [2, 3]
+
+
+def test_a_folder_by_part_and_class_with_some_colour(tmp_path: Path) -> None:
+    write_images(tmp_path / "train/cat", 6)
+    write_images(tmp_path / "train/dog", 7, mode="RGB")
+    write_images(tmp_path / "test/dog", 3)
+    dataset = load_dataset(Experiment(dataset=str(tmp_path)))
+    assert dataset.train.x.shape == (13, 3, 28, 28)
+    assert dataset.test.y.tolist() == [1, 1, 1]
+
+
+def test_one_folder_per_client_needs_no_partition(tmp_path: Path) -> None:
+    for client, counts in (("north", (20, 10)), ("south", (8, 30)), ("west", (40, 5))):
+        for name, count in zip(("benign", "malignant"), counts, strict=True):
+            write_images(tmp_path / client / name, count)
+    experiment = Experiment(dataset=str(tmp_path), rounds=2, epochs=1, batch_size=16)
+    assert (experiment.clients, experiment.partition.name) == (3, "given")
+    data = federated_data(experiment)
+    assert [client.name for client in data.clients] == ["north", "south", "west"]
+    assert data.classes == ("benign", "malignant")
+    whole = np.sum([part for part in data.class_counts().values()], axis=0)  # noqa: C416
+    assert whole.tolist() == [[20, 10], [8, 30], [40, 5]]
+    assert orchard.run(experiment).clients[2].name == "west"
+    with pytest.raises(Refusal, match="the data come client by client; use 'given'"):
+        federated_data(Experiment(dataset=str(tmp_path), partition={"name": "practical"}))  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match=r"clients = 4: but .* holds the folders of 3 clients"):
+        federated_data(Experiment(dataset=str(tmp_path), clients=4))
+    with pytest.raises(Refusal, match="the data do not come client by client"):
+        federated_data(load_experiment(assignments=["partition=given"]))
+
+
+def test_a_client_with_too_little_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path / "north/benign", 20)
+    write_images(tmp_path / "south/benign", 3)
+    with pytest.raises(Refusal, match="leaves south without a test sample"):
+        federated_data(Experiment(dataset=str(tmp_path)))
+
+
+def test_bad_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="holds no folders"):
+        load_dataset(Experiment(dataset=str(tmp_path)))
+    write_images(tmp_path / "cat", 3)
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(Refusal, match=r"dog: holds no image"):
+        load_dataset(Experiment(dataset=str(tmp_path)))
+    (tmp_path / "dog/0.png").write_bytes((tmp_path / "cat/000.png").read_bytes()[:200])
+    with pytest.raises(Refusal, match=r"0\.png: cannot be read as an image"):
+        load_dataset(Experiment(dataset=str(tmp_path)))
+    write_images(tmp_path / "fox/young", 1)
+    with pytest.raises(Refusal, match="mixes layouts: cat holds images, fox holds folders"):
+        Experiment(dataset=str(tmp_path))
+
+
+def cifar_archive(path: Path, batches: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in batches.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+    return path
+
+
+def cifar_batches(records: int = 2) -> dict[str, bytes]:
+    names = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    return {
+        f"cifar-10-batches-bin/{name}.bin": b"".join(
+            bytes([k]) + some_images(1, 3072).tobytes() for k in range(records)
+        )
+        for name in names
+    }
+
+
+def test_cifars_archive_is_read_exactly(tmp_path: Path) -> None:
+    batches = cifar_batches()
+    train, test = read_cifar10(cifar_archive(tmp_path / "c.tar.gz", batches))
+    assert train.labels.tolist() == [0, 1] * 5
+    raw = np.frombuffer(batches["cifar-10-batches-bin/test_batch.bin"], np.uint8)
+    assert test.images.shape == (2, 32, 32, 3)
+    assert test.images[0, 3, 5, 2] == raw[1 + 2 * 1024 + 3 * 32 + 5]  # channel by channel, row by row
+
+
+def test_a_bad_archive_is_refused_and_nothing_is_extracted(tmp_path: Path) -> None:
+    good = cifar_batches()
+    whole = cifar_archive(tmp_path / "c.tar.gz", good).read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[:-5000])
+    with pytest.raises(Refusal, match=r"cut\.tar\.gz: is damaged"):
+        read_cifar10(tmp_path / "cut.tar.gz")
+    name = "cifar-10-batches-bin/test_batch.bin"
+    with pytest.raises(Refusal, match=f"{name} is not in it"):
+        read_cifar10(cifar_archive(tmp_path / "a.tar.gz", {k: v for k, v in good.items() if k != name}))
+    with pytest.raises(Refusal, match="are not whole records of 3073"):
+        read_cifar10(cifar_archive(tmp_path / "b.tar.gz", {**good, name: b"abc"}))
+    evil = cifar_archive(tmp_path / "e.tar.gz", {"../../evil.txt": b"boo", **good})
+    read_cifar10(evil)  # a path that climbs out is never followed, because nothing is extracted
+    assert not (tmp_path.parent.parent / "evil.txt").exists()
+    assert not (tmp_path.parent / "evil.txt").exists()
+
+
+needs_real = pytest.mark.skipif(not (REAL_DATA / "bloodmnist.npz").exists(), reason="real data are not there")
+
+
+@needs_real
+@pytest.mark.parametrize(("name", "channels", "total"), [("bloodmnist", 3, 17_092), ("tissuemnist", 1, 58_850)])
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_real_medmnist(name: str, channels: int, total: int) -> None:
+    merged = load_dataset(Experiment(dataset=name, data_dir=REAL_DATA))
+    assert len(merged.train.y) + len(merged.test.y) == total
+    assert merged.train.x.shape[1:] == (channels, 28, 28)
+    assert len(merged.test.y) / total == pytest.approx(0.2, abs=0.001)
+    official = load_dataset(Experiment(dataset=name, data_dir=REAL_DATA, split="official"))
+    assert len(official.test.y) != len(merged.test.y)
+    assert len(official.train.y) + len(official.test.y) == total
+
+
+@pytest.mark.slow
+@needs_real
+@pytest.mark.parametrize("partition", ["pathological", "practical"])
+@pytest.mark.parametrize("name", ["mnist", "bloodmnist", "tissuemnist", "pathmnist-1000.npz"])
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_real_data_train_two_rounds(name: str, partition: str) -> None:
+    dataset = str(REAL_DATA / name) if name.endswith(".npz") else name
+    clients = 3 if name.endswith(".npz") else 12
+    settings = [f"dataset={dataset}", f"partition={partition}", f"clients={clients}", "rounds=2", "epochs=1"]
+    overrides = {"data_dir": REAL_DATA, "fraction": 1.0 if clients == 3 else 0.2}
+    assert orchard.run(load_experiment(overrides=overrides, assignments=settings)).bmcta > 0.1
