@@ -22,6 +22,7 @@ ROOMS = [
     "runs",
     "comparison",
     "tables",
+    "holdings",
     "display",
     "cli",
 ]

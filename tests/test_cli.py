@@ -1,6 +1,7 @@
 """The command, as people use it: real processes, their output and exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,40 @@ def test_the_same_experiment_from_its_own_file(tmp_path: Path) -> None:
     again = orchard_command("run", "a/experiment.toml", *options, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert json.loads(first.stdout)["bmcta"] == json.loads(again.stdout)["bmcta"]
+
+
+def test_the_catalogue_and_an_entry_of_it(tmp_path: Path) -> None:
+    listed = orchard_command("data", "list", "--data-dir", str(tmp_path), cwd=tmp_path)
+    names = [line.split()[0] for line in listed.stdout.splitlines() if line[0] != " "]
+    assert names[:4] == ["name", "digits", "mnist", "fashion-mnist"]
+    assert len(names) == 15
+    shown = orchard_command("data", "show", "pathmnist", cwd=tmp_path)
+    for words in ("colorectal adenocarcinoma epithelium", "CC BY 4.0", "MedMNIST v2", "pathmnist_64.npz"):
+        assert words in shown.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_who_holds_what_is_printed_and_drawn(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    shown = orchard_command("data", "show", "digits", "--partition", "dirichlet", "-o", f"who.{suffix}", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split() for line in shown.stdout.splitlines() if re.match(r"client \d", line)]
+    held = [sum(int(n) for n in row[2:12] if n != "·") for row in rows]
+    assert held == [int(row[12]) for row in rows]  # the classes add up to all
+    assert sum(held) > 1700
+    assert (tmp_path / f"who.{suffix}").read_bytes().startswith(magic)
+
+
+def test_a_figure_of_another_kind_is_refused(tmp_path: Path) -> None:
+    refused = orchard_command("data", "show", "digits", "-o", "who.bmp", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr == "orchard: who.bmp: figures are written as .png, .svg, .pdf\n"
+
+
+def test_a_warning_about_data_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pathmnist.npz").write_bytes(b"something else")
+    run = orchard_command("run", "--dataset", "pathmnist", "--data-dir", ".", cwd=tmp_path)
+    assert run.returncode == 2
+    warning, refusal = run.stderr.splitlines()
+    assert warning.startswith("orchard: pathmnist.npz is not the published file: its MD5 is ")
+    assert refusal.startswith("orchard: pathmnist.npz: is damaged or not an .npz")

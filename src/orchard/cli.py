@@ -3,14 +3,15 @@
 import json as json_module
 import sys
 import traceback
+import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from orchard import __version__
-from orchard.errors import Refusal, RunFailed
+from orchard.errors import DataWarning, Refusal, RunFailed
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,6 +42,7 @@ class TableFormat(StrEnum):
 
 def main() -> None:
     """Run the command line; errors that are for people become one message and an exit code."""
+    warnings.showwarning = _show_warning
     sys.path.insert(0, "")  # so that --set model=my_file:factory finds a file beside the user
     try:
         app()
@@ -53,6 +55,20 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("orchard: interrupted", err=True)
         sys.exit(130)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show what people should know as one line; what programmers should know as Python does."""
+    plain = issubclass(category, DataWarning)
+    text = f"orchard: {message}" if plain else warnings.formatwarning(message, category, filename, lineno).rstrip()
+    typer.echo(text, err=True)
 
 
 def _explain_failure(failure: RunFailed) -> None:
@@ -178,6 +194,52 @@ def list_methods() -> None:
 
     for name, entry in methods().items():
         typer.echo(f"{name:14s} {entry.value}")
+
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at datasets and at who holds what.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def list_datasets(data_dir: DataDir = None) -> None:
+    """List the datasets that are known by name."""
+    from orchard.display import print_catalogue
+
+    print_catalogue(data_dir)
+
+
+@data_app.command("show")
+def show_dataset(
+    dataset: Annotated[str, typer.Argument(help="A name, an .npz, or a folder of images.")],
+    partition: Partition = None,
+    clients: Clients = None,
+    data_dir: DataDir = None,
+    fraction: Fraction = None,
+    settings: Settings = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The figure: .png, .svg or .pdf; default: in this folder.")
+    ] = None,
+) -> None:
+    """Say what a dataset is; with a partition, or data of your own, print and draw who holds what."""
+    from orchard.experiment import load_experiment
+
+    overrides = {
+        "dataset": dataset,
+        "partition": partition,
+        "clients": clients,
+        "data_dir": data_dir,
+        "fraction": fraction,
+    }
+    definition = load_experiment(overrides=overrides, assignments=settings or [])
+
+    from orchard.data.catalogue import CATALOGUE
+    from orchard.display import print_holdings
+    from orchard.holdings import entry_text
+
+    if dataset in CATALOGUE:
+        typer.echo(entry_text(dataset, CATALOGUE[dataset]))
+    if dataset not in CATALOGUE or partition or clients or output or settings:
+        print_holdings(definition, output)
 
 
 def _listed(option: str, text: str) -> list[str]:

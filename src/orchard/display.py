@@ -13,7 +13,9 @@ from rich.table import Table
 
 from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
+from orchard.data import federated_data
 from orchard.experiment import Experiment
+from orchard.holdings import catalogue_table, draw_holdings, holdings_table
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
@@ -131,6 +133,22 @@ def print_comparison(comparison: Comparison, style: str) -> None:
     if comparison.alone and len(comparison.rows) > 1:
         console.print("\nWhat each client gains over training alone, in percentage points:")
         console.print(gains_table(comparison, comparison.alone))
+
+
+def print_catalogue(data_dir: Path | None) -> None:
+    """Print the datasets known by name."""
+    _output().print(catalogue_table(data_dir))
+
+
+def print_holdings(experiment: Experiment, file: Path | None) -> None:
+    """Print who holds what, and draw it into a file."""
+    data = federated_data(experiment)
+    name = f"{Path(experiment.dataset).stem}-{experiment.partition.name}"
+    file = file or Path(f"{name}.png")
+    console = _output()
+    console.print(holdings_table(data))
+    draw_holdings(data, f"{Path(experiment.dataset).name}, {experiment.partition.name} split", file)
+    console.print(f"drawn in {file}", soft_wrap=True, markup=False)
 
 
 def _output() -> Console:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchard.data.catalogue import Source
-from orchard.errors import Refusal
+from orchard.errors import DataWarning, Refusal
 
 ATTEMPTS = 4
 PATIENCE = 30.0
@@ -67,6 +67,7 @@ def _warn_of_another_checksum(target: Path, source: Source) -> None:
     if known[2] != source.md5:
         warnings.warn(
             f"{target} is not the published file: its MD5 is {known[2]}, the published one's {source.md5}",
+            DataWarning,
             stacklevel=2,
         )
 
