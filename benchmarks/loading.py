@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from orchard.data import load_dataset
 from orchard.data.fetch import data_folder
@@ -34,6 +35,7 @@ def main() -> None:
     if not folder.is_dir():
         print(f"loading MNIST: not measured, its files are not in {folder}")
         return
+    torch.set_num_threads(1)
     ratios = []
     for repeat in range(REPEATS + 1):
         began = time.process_time()

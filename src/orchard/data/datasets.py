@@ -25,6 +25,10 @@ SPLIT_SEED = 42
 in every run."""
 
 
+SCALED_BYTES = (np.arange(256, dtype=np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
+"""Every byte's value after scaling: looking them up takes one pass over the images instead of four."""
+
+
 class Samples(NamedTuple):
     """Inputs and their labels."""
 
@@ -174,11 +178,11 @@ def as_samples(x: NDArray[Any], y: NDArray[Any], place: str) -> Samples:
         inputs = scaled(x)
     elif np.issubdtype(x.dtype, np.floating):
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+        if not bool(inputs.isfinite().all()):
+            row = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
+            raise Refusal(f"{place}: row {row}: holds a value that is not finite")
     else:
         raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
-    if not bool(inputs.isfinite().all()):
-        row = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
-        raise Refusal(f"{place}: row {row}: holds a value that is not finite")
     return Samples(inputs, torch.from_numpy(labels.astype(np.int64)))
 
 
@@ -201,7 +205,7 @@ def _prepared(part: Part, classes: Sequence[str], size: int, place: str) -> Samp
 def scaled(images: NDArray[np.uint8]) -> Tensor:
     """Turn bytes, n×h×w (grey) or n×h×w×c, into floats in [−1, 1], n×c×h×w."""
     pixels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(pixels, dtype=np.float32)).div_(255).sub_(0.5).div_(0.5)
+    return torch.from_numpy(np.take(SCALED_BYTES, pixels))
 
 
 def _resized(x: Tensor, size: int) -> Tensor:
