@@ -231,6 +231,19 @@ def test_real_medmnist(name: str, channels: int, total: int) -> None:
     assert len(official.train.y) + len(official.test.y) == total
 
 
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_a_medmnist_size_is_read_from_its_own_file_and_others_are_resized(tmp_path: Path) -> None:
+    for file, side in (("breastmnist.npz", 28), ("breastmnist_64.npz", 64)):
+        arrays: dict[str, NDArray[Any]] = {}
+        for part in ("train", "val", "test"):
+            arrays[f"{part}_images"], arrays[f"{part}_labels"] = some_images(10, side, side), np.arange(10)[:, None] % 2
+        np.savez(tmp_path / file, **arrays)  # type: ignore[arg-type]
+    for size in (28, 64, 32):
+        dataset = load_dataset(Experiment(dataset="breastmnist", data_dir=tmp_path, size=size))
+        assert dataset.train.x.shape == (24, 1, size, size)
+        assert dataset.classes == ("malignant", "normal or benign")
+
+
 @pytest.mark.slow
 @needs_real
 @pytest.mark.parametrize("partition", ["pathological", "practical"])

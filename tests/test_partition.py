@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.data.partition import assign, keep_fraction, partition_matrix
-from orchard.experiment import Dirichlet, PartitionSettings, Pathological, Practical
+from orchard.errors import Refusal
+from orchard.experiment import IID, Dirichlet, PartitionSettings, Pathological, Practical
 
 PAIRS_10 = "81 50 72 94 36 01 85 34 79 62 92 06"
 PAIRS_9 = "71 50 82 43 60 15 34 78 62 82 06 75"
@@ -60,6 +61,15 @@ def test_a_pair_can_coincide_unless_strict() -> None:
     )
 
 
+def test_strictness_that_cannot_be_had_is_refused() -> None:
+    with pytest.raises(Refusal, match="no draw gives 3 clients two different of 1 classes each"):
+        partition_matrix(Pathological(strict=True), 1, 3)
+
+
+def test_iid_shares_are_equal() -> None:
+    assert partition_matrix(IID(), 3, 4).tolist() == [[0.25] * 4] * 3
+
+
 partitions = st.integers(0, 2**32 - 1).flatmap(
     lambda seed: st.sampled_from(
         [
@@ -67,6 +77,7 @@ partitions = st.integers(0, 2**32 - 1).flatmap(
             Practical(seed=seed),
             Dirichlet(seed=seed, alpha=0.1),
             Dirichlet(seed=seed, alpha=9.0),
+            IID(seed=seed),
         ]
     )
 )
