@@ -9,6 +9,7 @@ ROOMS = [
     "errors",
     "randomness",
     "layout",
+    "catalogue",
     "experiment",
     "vector",
     "data",

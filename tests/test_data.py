@@ -167,7 +167,10 @@ def broken(**changes: NDArray[Any]) -> ClientArrays:
         (broken(x_train=np.full((20, 6), np.nan)), "client 0: train: row 0: holds a value that is not finite"),
         (broken(x_train=np.zeros((20, 6), object)), "expected images of unsigned bytes or floats, got object"),
         (broken(x_train=np.zeros((20, 5))), "samples differ in shape: [(5,), (6,)]"),
-        (broken(x_test=np.zeros((0, 6)), y_test=np.zeros(0, int)), "leaves client 0 without a test sample"),
+        (
+            broken(x_test=np.zeros((0, 6)), y_test=np.zeros(0, int)),
+            "client 0: test: expected samples and labels, got arrays of shape (0, 6)",
+        ),
     ],
 )
 def test_bad_arrays_are_refused(arrays: ClientArrays, message: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orchard.catalogue import CATALOGUE, Source
 from orchard.data import fetch
-from orchard.data.catalogue import CATALOGUE, Source
 from orchard.errors import Refusal
 
 CONTENT = bytes(range(256)) * 2000

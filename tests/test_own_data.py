@@ -17,6 +17,7 @@ from orchard.data import federated_data, load_dataset
 from orchard.data.readers import read_cifar10
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, load_experiment
+from orchard.runs import free_folder
 
 DRAW = np.random.default_rng(0)
 
@@ -64,6 +65,9 @@ def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
         ({"y_test": np.arange(30) - 7}, "test: row 0: label -7 is below 0"),
         ({"x_test": np.full((30, 28, 28), np.nan)}, "test: row 0: holds a value that is not finite"),
         ({"x_train": np.array([None] * 60)}, "'x_train' is an array of Python objects, which is never loaded"),
+        ({"x_train": np.zeros((0, 28, 28), np.uint8), "y_train": np.zeros(0, int)}, "expected samples and labels"),
+        ({"y_train": np.full(60, 3_000_000)}, "train: row 0: label 3000000 is beyond 9999"),
+        ({"x_val": some_images(3, 9, 9), "y_val": np.arange(3)}, "its parts differ in the shape of samples"),
         ({"x_train": None}, "expected 'x_train' and 'y_train', or MedMNIST's keys"),
         ({"x_test": some_images(30, 14, 14)}, "train and test differ in shape: [(1, 14, 14), (1, 28, 28)]"),
         ({"x_train": np.zeros((60, 28, 28), "U3")}, "expected images of unsigned bytes or floats, got <U3"),
@@ -126,6 +130,43 @@ def test_a_folder_by_part_and_class_with_some_colour(tmp_path: Path) -> None:
     dataset = load_dataset(Experiment(dataset=str(tmp_path)))
     assert dataset.train.x.shape == (13, 3, 28, 28)
     assert dataset.test.y.tolist() == [1, 1, 1]
+    assert dataset.test.x.shape == (3, 3, 28, 28)  # grey, but alike to the others
+    write_images(tmp_path / "val/cat", 4)
+    assert len(load_dataset(Experiment(dataset=str(tmp_path))).train.y) == 17
+    write_images(tmp_path / "more/cat", 4)
+    with pytest.raises(Refusal, match=r"beside 'train' only 'val' and 'test' are expected, not \['more'\]"):
+        load_dataset(Experiment(dataset=str(tmp_path)))
+
+
+def test_deep_grey_images_keep_their_shades(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 28 * 28).reshape(28, 28).astype(np.uint16)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for k in range(5):
+            Image.fromarray(ramp).save(tmp_path / name / f"{k}.{'png' if k % 2 else 'tif'}")
+    dataset = load_dataset(Experiment(dataset=str(tmp_path)))
+    assert dataset.train.x.shape[1:] == (1, 28, 28)
+    torch.testing.assert_close(dataset.train.x[0, 0], torch.from_numpy(ramp / 65535 * 2 - 1).float(), atol=0.01, rtol=0)
+    Image.fromarray(ramp.astype(np.float32)).save(tmp_path / "a/deep.tif")
+    with pytest.raises(Refusal, match=r"deep\.tif: has pixels of 'F' without a known range"):
+        load_dataset(Experiment(dataset=str(tmp_path)))
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("car", "plane", "train"):
+        write_images(tmp_path / name, 5)
+    assert load_dataset(Experiment(dataset=str(tmp_path))).classes == ("car", "plane", "train")
+
+
+def test_a_folder_beside_does_not_hide_a_known_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert len(load_dataset(Experiment(dataset="digits")).classes) == 10
+
+
+def test_a_run_on_ones_own_data_is_kept_in_the_runs_folder(tmp_path: Path) -> None:
+    name = free_folder(Path("runs"), Experiment(dataset=write_npz(tmp_path / "my [data].npz")))
+    assert name == Path("runs/my-data-.npz-practical-apple-seed42")
 
 
 def test_one_folder_per_client_needs_no_partition(tmp_path: Path) -> None:
@@ -210,7 +251,8 @@ def test_a_bad_archive_is_refused_and_nothing_is_extracted(tmp_path: Path) -> No
     with pytest.raises(Refusal, match="are not whole records of 3073"):
         read_cifar10(cifar_archive(tmp_path / "b.tar.gz", {**good, name: b"abc"}))
     evil = cifar_archive(tmp_path / "e.tar.gz", {"../../evil.txt": b"boo", **good})
-    read_cifar10(evil)  # a path that climbs out is never followed, because nothing is extracted
+    with pytest.raises(Refusal, match=r"e\.tar\.gz: its member '../../evil\.txt' points out of it"):
+        read_cifar10(evil)
     assert not (tmp_path.parent.parent / "evil.txt").exists()
     assert not (tmp_path.parent / "evil.txt").exists()
 

@@ -67,7 +67,9 @@ def test_strictness_that_cannot_be_had_is_refused() -> None:
 
 
 def test_iid_shares_are_equal() -> None:
-    assert partition_matrix(IID(), 3, 4).tolist() == [[0.25] * 4] * 3
+    np.testing.assert_allclose(partition_matrix(IID(), 3, 4), 0.25)
+    labels = np.zeros(49, dtype=np.int64)
+    assert [len(part) for part in assign(labels, partition_matrix(IID(), 1, 49), 0, "train")] == [1] * 49
 
 
 partitions = st.integers(0, 2**32 - 1).flatmap(

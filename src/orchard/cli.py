@@ -21,7 +21,7 @@ ExperimentFile = Annotated[Path | None, typer.Argument(help="A TOML file; withou
 Dataset = Annotated[str | None, typer.Option(help="A dataset's name.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are; else $ORCHARD_DATA.")]
 Fraction = Annotated[float | None, typer.Option(help="Share of the training data to use.")]
-Partition = Annotated[str | None, typer.Option(help="pathological, practical or dirichlet.")]
+Partition = Annotated[str | None, typer.Option(help="pathological, practical, dirichlet, iid, column or given.")]
 Clients = Annotated[int | None, typer.Option(help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]
@@ -232,13 +232,13 @@ def show_dataset(
     }
     definition = load_experiment(overrides=overrides, assignments=settings or [])
 
-    from orchard.data.catalogue import CATALOGUE
+    from orchard.catalogue import CATALOGUE
     from orchard.display import print_holdings
     from orchard.holdings import entry_text
 
     if dataset in CATALOGUE:
         typer.echo(entry_text(dataset, CATALOGUE[dataset]))
-    if dataset not in CATALOGUE or partition or clients or output or settings:
+    if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
         print_holdings(definition, output)
 
 

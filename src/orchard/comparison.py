@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, MethodSettings, Moment, explain, load_experiment
 from orchard.runs import Progress as OnExchange
-from orchard.runs import code_fingerprint, free_folder, run
+from orchard.runs import code_fingerprint, free_folder, load_data, run
 
 Summary = dict[str, Any]
 
@@ -141,7 +141,7 @@ def _finished_or_run(label: str, experiment: Experiment, root: Path, watcher: Wa
 
 
 def find_finished(experiment: Experiment, root: Path) -> Path | None:
-    """Return the folder of a finished run of the same experiment by the same code, if there is one."""
+    """Return the folder of a finished run of the same experiment, by the same code on the same data."""
     for file in sorted(root.glob("*/summary.json")):
         try:
             summary = json.loads(file.read_text("utf-8"))
@@ -150,6 +150,7 @@ def find_finished(experiment: Experiment, root: Path) -> Path | None:
                 summary.get("state") == "finished"
                 and summary.get("code") == code_fingerprint(experiment)
                 and Experiment.model_validate(definition).identity() == experiment.identity()
+                and summary.get("data") == load_data(experiment).fingerprint()
             )
         except (OSError, ValueError):  # somebody else's folder, or damaged: not a run to build on
             continue

@@ -15,13 +15,13 @@ from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
 from orchard.data import federated_data
 from orchard.experiment import Experiment
-from orchard.holdings import catalogue_table, draw_holdings, holdings_table
+from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_table
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
 from orchard.tables import as_csv, as_latex, as_markdown, gains_table, rich_table
 
-PLAIN_WIDTH = 120
+PLAIN_WIDTH = 400
 """Columns where there is no terminal to ask."""
 
 
@@ -143,11 +143,13 @@ def print_catalogue(data_dir: Path | None) -> None:
 def print_holdings(experiment: Experiment, file: Path | None) -> None:
     """Print who holds what, and draw it into a file."""
     data = federated_data(experiment)
-    name = f"{Path(experiment.dataset).stem}-{experiment.partition.name}"
-    file = file or Path(f"{name}.png")
+    name = Path(experiment.dataset).resolve().stem
+    file = file or Path(f"{name}-{experiment.partition.name}.png")
     console = _output()
+    console.width = PLAIN_WIDTH  # a number that is cut off is worse than a line that wraps
     console.print(holdings_table(data))
-    draw_holdings(data, f"{Path(experiment.dataset).name}, {experiment.partition.name} split", file)
+    console.print(class_legend(data), soft_wrap=True, markup=False)
+    draw_holdings(data, f"{name}, {experiment.partition.name} split", file)
     console.print(f"drawn in {file}", soft_wrap=True, markup=False)
 
 

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from orchard.catalogue import CATALOGUE
 from orchard.errors import Refusal
 from orchard.layout import folder_layout, subfolders
 
@@ -222,7 +223,7 @@ class Experiment(Settings):
 def _dataset_defaults(dataset: str) -> Mapping[str, Any]:
     """Return what a dataset suggests; a folder of clients brings its own number of them."""
     folder = Path(dataset)
-    if dataset not in DATASET_DEFAULTS and folder.is_dir() and folder_layout(folder) == "clients":
+    if dataset not in CATALOGUE and folder.is_dir() and folder_layout(folder) == "clients":
         return {"clients": len(subfolders(folder)), "partition": {"name": "given"}}
     return DATASET_DEFAULTS.get(dataset, {})
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
+from orchard.catalogue import CATALOGUE, Entry
 from orchard.data import FederatedData
-from orchard.data.catalogue import CATALOGUE, Entry
 from orchard.data.fetch import data_folder
 from orchard.errors import Refusal
 
@@ -56,16 +56,19 @@ def holdings_table(data: FederatedData) -> Table:
     """Return how many samples of each class each client holds, training, validation and test together."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("client", no_wrap=True)
-    for name in data.classes:
-        table.add_column(escape(shortened(name, 8)), justify="right", no_wrap=True)
-    for part in ("all", "train", "validation", "test"):
-        table.add_column(part, justify="right", no_wrap=True, min_width=6, style="bold" if part == "all" else "")
+    for heading in (*map(str, range(len(data.classes))), "all", "train", "validation", "test"):
+        table.add_column(heading, justify="right", no_wrap=True, style="bold" if heading == "all" else "")
     counts = data.class_counts()
     for i, row in enumerate(_totals(data)):
         parts = [sum(counts[part][i]) for part in counts]
         held = [str(n) if n else "·" for n in row]
         table.add_row(escape(data.clients[i].name), *held, str(sum(parts)), *map(str, parts))
     return table
+
+
+def class_legend(data: FederatedData) -> str:
+    """Say which class each number stands for."""
+    return "classes: " + ", ".join(f"{k} {name}" if name != str(k) else name for k, name in enumerate(data.classes))
 
 
 def draw_holdings(data: FederatedData, title: str, file: Path) -> None:
@@ -77,7 +80,7 @@ def draw_holdings(data: FederatedData, title: str, file: Path) -> None:
     width, height = 3.4 + 0.42 * (len(clients) + len(classes)), 2.0 + 0.34 * max(len(clients), len(classes))
     figure = Figure(figsize=(width, height), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[len(clients), len(classes)])
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     _draw_shares(left, totals.T, classes, clients, "Where each class goes", "share of the class, %")
     _draw_shares(right, totals, clients, classes, "What each client holds", "share of the client's samples, %")
     try:
@@ -103,6 +106,8 @@ def _draw_shares(
     )
     axes.set_xticks(range(len(columns)), [shortened(c, LABEL_LENGTH) for c in columns], fontsize=7, rotation=90)
     axes.set_yticks(range(len(rows)), [shortened(r, LABEL_LENGTH) for r in rows], fontsize=7)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)  # a dollar in a name is a dollar
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

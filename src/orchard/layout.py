@@ -15,7 +15,7 @@ def folder_layout(folder: Path) -> Layout:
     inner = subfolders(folder)
     if not inner:
         raise Refusal(f"{folder}: holds no folders; expected <class>/…, train/<class>/… or <client>/<class>/…")
-    if any(path.name == "train" for path in inner):
+    if any(path.name == "train" and subfolders(path) for path in inner):
         return "parts"
     by_class = [path for path in inner if images(path)]
     by_client = [path for path in inner if subfolders(path)]

@@ -7,6 +7,7 @@ The folder holds `experiment.toml` (everything that defines the run), `federatio
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -100,7 +101,8 @@ def code_fingerprint(experiment: Experiment) -> str:
 
 def free_folder(root: Path, experiment: Experiment) -> Path:
     """Return the first unused name for a run's folder."""
-    name = f"{experiment.dataset}-{experiment.partition.name}-{experiment.method.name}-seed{experiment.seed}"
+    data = re.sub(r"[^\w.-]+", "-", Path(experiment.dataset).resolve().name)[:60]  # never a path of its own
+    name = f"{data}-{experiment.partition.name}-{experiment.method.name}-seed{experiment.seed}"
     candidates = (root / (name if k == 1 else f"{name}-{k}") for k in count(1))
     return next(path for path in candidates if not path.exists())
 
@@ -134,8 +136,8 @@ class RunFolder:
 
     def finish(self, result: Result) -> None:
         """Write the summary."""
-        code = code_fingerprint(result.experiment)
-        self._write_json("summary.json", {"state": "finished", "code": code, **result.summary()})
+        made_of = {"code": code_fingerprint(result.experiment), "data": result.data.fingerprint()}
+        self._write_json("summary.json", {"state": "finished", **made_of, **result.summary()})
 
     def fail(self, result: Result, reasons: str) -> None:
         """Write why there is no summary."""

@@ -1,5 +1,6 @@
 """What each client holds: a dataset dealt out by a partition, or arrays given client by client."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchard.data.catalogue import CATALOGUE
+from orchard.catalogue import CATALOGUE
 from orchard.data.datasets import Dataset, Samples, as_samples, load_dataset, numbered_classes, split_by_class
-from orchard.data.folders import class_names, read_class_folders
+from orchard.data.folders import alike, class_names, read_class_folders
 from orchard.data.partition import Indices, Matrix, assign, keep_fraction, partition_matrix
 from orchard.errors import Refusal
 from orchard.experiment import Column, Experiment
@@ -40,6 +41,15 @@ class FederatedData:
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     matrix: Matrix | None = None
+
+    def fingerprint(self) -> str:
+        """Return a hash of all that the clients hold."""
+        digest = hashlib.sha256()
+        for client in self.clients:
+            for part in PARTS:
+                for tensor in getattr(client, part):
+                    digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def class_counts(self) -> dict[str, list[list[int]]]:
         """Count the samples of each client (outer) in each class (inner), part by part."""
@@ -100,12 +110,10 @@ def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
     if len(homes) != experiment.clients:
         raise Refusal(f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients")
     classes = class_names(homes)
-    parts = [read_class_folders(home, classes, experiment.size) for home in homes]
-    colour = any(part.images.ndim == 4 for part in parts)
+    parts = alike([read_class_folders(home, classes, experiment.size) for home in homes])
     clients = []
     for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
-        images = np.repeat(part.images[..., None], 3, axis=3) if colour and part.images.ndim == 3 else part.images
-        train, test = split_by_class(as_samples(images, part.labels, str(home)))
+        train, test = split_by_class(as_samples(part.images, part.labels, str(home)))
         kept = torch.from_numpy(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
         train, validation = _cut_off(Samples(train.x[kept], train.y[kept]), experiment.partition.seed, i)
         clients.append(ClientData(home.name, train, validation, test))
@@ -184,4 +192,4 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
             train, validation = _cut_off(train, experiment.partition.seed, i)
         clients.append(ClientData(name, train, validation, as_samples(given.x_test, given.y_test, f"{name}: test")))
     labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
-    return _checked(clients, numbered_classes(labels, "data"))
+    return _checked(clients, numbered_classes(labels))

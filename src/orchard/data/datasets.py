@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from orchard.data.catalogue import CATALOGUE, Entry
+from orchard.catalogue import CATALOGUE, Entry
 from orchard.data.fetch import data_folder, obtain
-from orchard.data.folders import class_names, read_class_folders
+from orchard.data.folders import alike, class_names, read_class_folders
 from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, nearest
-from orchard.layout import folder_layout
+from orchard.layout import folder_layout, subfolders
 from orchard.randomness import generator
 
 SPLIT_SEED = 42
@@ -25,6 +25,8 @@ SPLIT_SEED = 42
 in every run."""
 
 
+LARGEST_LABEL = 9_999
+"""No more classes than that are meant; a larger label has gone astray."""
 SCALED_BYTES = (np.arange(256, dtype=np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
 """Every byte's value after scaling: looking them up takes one pass over the images instead of four."""
 
@@ -67,7 +69,8 @@ def _published(entry: Entry, experiment: Experiment) -> Dataset:
     if entry.format == "embedded":
         return _digits(experiment.size)
     folder = data_folder(experiment.data_dir)
-    size = experiment.size if experiment.size in entry.files else min(entry.files)
+    larger = [side for side in entry.files if side >= experiment.size]
+    size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
     paths = [obtain(source, folder) for source in entry.files[size]]
     if entry.format == "medmnist":
         return _medmnist(paths[0], entry, experiment)
@@ -103,8 +106,8 @@ def _medmnist(path: Path, entry: Entry, experiment: Experiment) -> Dataset:
         stored = Part(arrays[f"{part}_images"], arrays[f"{part}_labels"])
         parts[part] = _prepared(stored, entry.classes, experiment.size, f"{path}: {part}")
     if experiment.split == "official":
-        return Dataset(_joined([parts["train"], parts["val"]]), parts["test"], entry.classes)
-    return Dataset(*split_by_class(_joined(list(parts.values()))), entry.classes)
+        return Dataset(_joined([parts["train"], parts["val"]], str(path)), parts["test"], entry.classes)
+    return Dataset(*split_by_class(_joined(list(parts.values()), str(path))), entry.classes)
 
 
 # --- One's own data ---
@@ -120,12 +123,12 @@ def _own_arrays(path: Path) -> Dataset:
                 parts[part] = as_samples(arrays[x], arrays[y], f"{path}: {part}")
     if "train" not in parts:
         raise Refusal(f"{path}: expected 'x_train' and 'y_train', or MedMNIST's keys; it holds {sorted(arrays)}")
-    train = _joined([parts[part] for part in ("train", "val") if part in parts])
+    train = _joined([parts[part] for part in ("train", "val") if part in parts], str(path))
     train, test = (train, parts["test"]) if "test" in parts else split_by_class(train)
     shapes = {tuple(samples.x.shape[1:]) for samples in (train, test)}
     if len(shapes) > 1:
         raise Refusal(f"{path}: train and test differ in shape: {sorted(shapes)}")
-    classes = numbered_classes(torch.cat([train.y, test.y]), str(path))
+    classes = numbered_classes(torch.cat([train.y, test.y]))
     owners = {
         key.removesuffix("_train"): (values, arrays[key.removesuffix("_train") + "_test"])
         for key, values in arrays.items()
@@ -140,11 +143,15 @@ def _own_images(folder: Path, size: int) -> Dataset:
         classes = class_names([folder])
         part = read_class_folders(folder, classes, size)
         return Dataset(*split_by_class(_prepared(part, classes, size, str(folder))), classes)
-    present = [folder / part for part in ("train", "test") if (folder / part).is_dir()]
-    classes = class_names(present)
-    parts = [_prepared(read_class_folders(p, classes, size), classes, size, str(p)) for p in present]
-    train, test = (parts[0], parts[1]) if len(parts) == 2 else split_by_class(parts[0])
-    return Dataset(train, test, classes)
+    homes = {path.name: path for path in subfolders(folder)}
+    strange = homes.keys() - {"train", "val", "test"}
+    if strange:
+        raise Refusal(f"{folder}: beside 'train' only 'val' and 'test' are expected, not {sorted(strange)}")
+    classes = class_names(list(homes.values()))
+    stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
+    parts = {name: _prepared(part, classes, size, str(homes[name])) for name, part in zip(homes, stored, strict=True)}
+    train = _joined([parts[name] for name in ("train", "val") if name in parts], str(folder))
+    return Dataset(*((train, parts["test"]) if "test" in parts else split_by_class(train)), classes)
 
 
 # --- Preparation ---
@@ -167,13 +174,17 @@ def split_by_class(samples: Samples) -> tuple[Samples, Samples]:
 def as_samples(x: NDArray[Any], y: NDArray[Any], place: str) -> Samples:
     """Check arrays. Bytes are images, n×h×w or n×h×w×channels, and are scaled; floats are taken as they are."""
     x, y = np.asarray(x), np.asarray(y)
+    if x.ndim < 2 or y.ndim < 1 or len(x) == 0:
+        raise Refusal(f"{place}: expected samples and labels, got arrays of shape {x.shape} and {y.shape}")
     if len(x) != len(y):
         raise Refusal(f"{place}: {len(x)} samples but {len(y)} labels")
     labels = y.reshape(-1)
     if len(labels) != len(y) or not np.issubdtype(y.dtype, np.integer):
         raise Refusal(f"{place}: labels must be one whole number each, not {y.dtype} of shape {y.shape}")
-    if len(labels) and labels.min() < 0:
+    if labels.min() < 0:
         raise Refusal(f"{place}: row {int(labels.argmin())}: label {labels.min()} is below 0")
+    if labels.max() > LARGEST_LABEL:
+        raise Refusal(f"{place}: row {int(labels.argmax())}: label {labels.max()} is beyond {LARGEST_LABEL}")
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         inputs = scaled(x)
     elif np.issubdtype(x.dtype, np.floating):
@@ -186,17 +197,14 @@ def as_samples(x: NDArray[Any], y: NDArray[Any], place: str) -> Samples:
     return Samples(inputs, torch.from_numpy(labels.astype(np.int64)))
 
 
-def numbered_classes(labels: Tensor, place: str) -> tuple[str, ...]:
-    """Return the classes 0 … C−1 that labels imply; a label beyond the number of samples has gone astray."""
-    top = int(labels.max()) if len(labels) else 0
-    if top > len(labels):
-        raise Refusal(f"{place}: label {top} with only {len(labels)} samples; labels count from 0")
-    return tuple(map(str, range(top + 1)))
+def numbered_classes(labels: Tensor) -> tuple[str, ...]:
+    """Return the classes 0 … C−1 that labels imply."""
+    return tuple(map(str, range(int(labels.max()) + 1)))
 
 
 def _prepared(part: Part, classes: Sequence[str], size: int, place: str) -> Samples:
     samples = as_samples(part.images, part.labels, place)
-    if len(samples.y) and int(samples.y.max()) >= len(classes):
+    if int(samples.y.max()) >= len(classes):
         row = int(samples.y.argmax())
         raise Refusal(f"{place}: row {row}: label {int(samples.y[row])}, but there are {len(classes)} classes from 0")
     return Samples(_resized(samples.x, size), samples.y)
@@ -214,5 +222,8 @@ def _resized(x: Tensor, size: int) -> Tensor:
     return functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)
 
 
-def _joined(parts: Sequence[Samples]) -> Samples:
+def _joined(parts: Sequence[Samples], place: str) -> Samples:
+    shapes = {tuple(part.x.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        raise Refusal(f"{place}: its parts differ in the shape of samples: {sorted(shapes)}")
     return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))

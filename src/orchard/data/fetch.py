@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from orchard.data.catalogue import Source
+from orchard.catalogue import Source
 from orchard.errors import DataWarning, Refusal
 
 ATTEMPTS = 4
@@ -39,7 +39,7 @@ def data_folder(chosen: Path | None) -> Path:
 def obtain(source: Source, folder: Path) -> Path:
     """Return the path of a published file, downloading it if it is not there."""
     target = folder / source.file
-    if target.exists():
+    if target.is_file():
         _warn_of_another_checksum(target, source)
         return target
     try:
@@ -81,7 +81,7 @@ def _download(source: Source, target: Path) -> None:
         address = source.addresses[attempt % len(source.addresses)]
         try:
             _stream(address, part, target.name)
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
             problem = error
             continue
         found = md5(part)
@@ -112,15 +112,23 @@ def _stream(address: str, part: Path, name: str) -> None:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
         length = response.headers.get("Content-Length")
         start = have if resumed else 0
-        total = None if length is None else start + int(length)
+        total = start + int(length) if length and length.isdecimal() else None
         task = bar.add_task(name, total=total, completed=start)
         with part.open("ab" if resumed else "wb") as file:
-            while chunk := response.read1(CHUNK):  # what has come, however little, so that a stall loses nothing
+            while chunk := _received(response):
                 file.write(chunk)
                 bar.advance(task, len(chunk))
             size = file.tell()
     if total is not None and size < total:
         raise ConnectionError(f"the connection broke after {size} of {total} bytes")
+
+
+def _received(response: http.client.HTTPResponse) -> bytes:
+    """Return what has come, however little, so that a stall loses nothing; any failure is the connection's."""
+    try:
+        return response.read1(CHUNK)
+    except OSError as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
 
 
 def _progress(name: str) -> Progress:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from orchard.data.readers import Part
 from orchard.errors import Refusal
 from orchard.layout import images, subfolders
 
-GREY_MODES = frozenset({"1", "L", "LA", "I", "F", "I;16"})
+GREY_MODES = frozenset({"1", "L", "LA"})
 
 
 def class_names(folders: Sequence[Path]) -> tuple[str, ...]:
@@ -30,6 +30,8 @@ def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> Part:
             raise Refusal(f"{inner}: holds no image")
         files += found
         labels += [classes.index(inner.name)] * len(found)
+    if not files:
+        raise Refusal(f"{folder}: holds no class folder")
     with ThreadPoolExecutor() as pool:
         pixels = list(pool.map(lambda file: _read(file, size), files))
     return Part(_stacked(pixels), np.array(labels, dtype=np.int64))
@@ -37,7 +39,8 @@ def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> Part:
 
 def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
-        with Image.open(file) as image:
+        with Image.open(file) as opened:
+            image = _in_bytes(ImageOps.exif_transpose(opened), file)
             plain = image.convert("L" if image.mode in GREY_MODES else "RGB")
             if plain.size != (size, size):
                 plain = plain.resize((size, size), Image.Resampling.BILINEAR)
@@ -46,8 +49,26 @@ def _read(file: Path, size: int) -> NDArray[np.uint8]:
         raise Refusal(f"{file}: cannot be read as an image: {error}") from None
 
 
+def _in_bytes(image: Image.Image, file: Path) -> Image.Image:
+    """Bring deeper pixels to eight bits; Pillow's own conversion would clip them to white."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", None)):
+        return Image.fromarray((np.asarray(image).astype(np.int64) // 257).clip(0, 255).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise Refusal(f"{file}: has pixels of {image.mode!r} without a known range; save it with 8 or 16 bits")
+    return image
+
+
 def _stacked(pixels: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Put images together; where some have colour, grey ones are given three equal channels."""
     if len({image.ndim for image in pixels}) > 1:
         pixels = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in pixels]
     return np.stack(pixels)
+
+
+def alike(parts: Sequence[Part]) -> list[Part]:
+    """Give the parts of one dataset the same number of channels: grey ones become colour where another has it."""
+    colour = any(part.images.ndim == 4 for part in parts)
+    return [
+        Part(np.repeat(part.images[..., None], 3, axis=3), part.labels) if colour and part.images.ndim == 3 else part
+        for part in parts
+    ]

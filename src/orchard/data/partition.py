@@ -29,7 +29,7 @@ def partition_matrix(partition: PartitionSettings, classes: int, clients: int) -
             draw = generator(partition.seed, "dirichlet")
             return draw.dirichlet(np.full(clients, partition.alpha), size=classes)
         case IID():
-            return np.full((classes, clients), 1 / clients)
+            return np.full((classes, clients), np.nextafter(1 / clients, 1))  # so that n/N whole samples stay whole
         case Column() | Given():
             raise TypeError("data that come with their owners are not dealt out by shares")
 
