@@ -163,4 +163,4 @@ def test_arrays_and_the_dataset_must_agree() -> None:
 @needs_mnist
 def test_mnist_practical_learns() -> None:
     experiment = Experiment(dataset="mnist", data_dir=REAL_DATA, fraction=0.2, rounds=10)
-    assert orchard.run(experiment).bmcta > 0.8
+    assert orchard.run(experiment).bmcta > 0.7
