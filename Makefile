@@ -23,7 +23,7 @@ $(VENV)/development: $(VENV)/runtime
 	@touch $@
 
 demo: $(VENV)/runtime ## Training alone, together, and with APPLE on embedded data, in about a minute
-	@$(BIN)/orchard compare --methods separate,fedavg-local,apple --rounds 15
+	@$(BIN)/orchard compare --methods separate,fedavg-local,apple --rounds 12
 
 test: $(VENV)/development ## Run the tests
 	@$(BIN)/pytest
