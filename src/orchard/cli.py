@@ -6,12 +6,15 @@ import traceback
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from orchard import __version__
 from orchard.errors import DataWarning, Refusal, RunFailed
+
+if TYPE_CHECKING:
+    from orchard.experiment import Experiment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -113,21 +116,20 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
-    from orchard.experiment import load_experiment
-
-    overrides = {
-        "dataset": dataset,
-        "data_dir": data_dir,
-        "fraction": fraction,
-        "partition": partition,
-        "clients": clients,
-        "method": method,
-        "rounds": rounds,
-        "seed": seed,
-        "workers": workers,
-        "out": out,
-    }
-    definition = load_experiment(experiment, overrides=overrides, assignments=settings or [])
+    definition = _definition(
+        experiment,
+        settings,
+        dataset=dataset,
+        data_dir=data_dir,
+        fraction=fraction,
+        partition=partition,
+        clients=clients,
+        method=method,
+        rounds=rounds,
+        seed=seed,
+        workers=workers,
+        out=out,
+    )
 
     from orchard.display import print_result, watched
     from orchard.runs import free_folder
@@ -147,8 +149,9 @@ def run(
 def compare(
     experiment: ExperimentFile = None,
     methods: Annotated[
-        str, typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0,fedfomo:budget=2")
-    ] = "separate,fedavg,fedavg-local,fedavg-ft,fedprox-ft,apfl,heurfedamp,fedfomo,apple",
+        str | None,
+        typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0. Default: all built-in."),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
     dataset: Dataset = None,
     data_dir: DataDir = None,
@@ -163,24 +166,25 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run methods side by side on the same data and batches, and print one table."""
-    from orchard.experiment import load_experiment
-
-    overrides = {
-        "dataset": dataset,
-        "data_dir": data_dir,
-        "fraction": fraction,
-        "partition": partition,
-        "clients": clients,
-        "rounds": rounds,
-        "workers": workers,
-    }
-    definition = load_experiment(experiment, overrides=overrides, assignments=settings or [])
+    definition = _definition(
+        experiment,
+        settings,
+        dataset=dataset,
+        data_dir=data_dir,
+        fraction=fraction,
+        partition=partition,
+        clients=clients,
+        rounds=rounds,
+        workers=workers,
+    )
 
     from orchard.comparison import compare as compare_methods
     from orchard.comparison import parse_contender
     from orchard.display import print_comparison, watched_grid
+    from orchard.methods import BUILT_IN
 
-    contenders = [parse_contender(text, definition) for text in dict.fromkeys(_listed("methods", methods))]
+    names = dict.fromkeys(BUILT_IN if methods is None else _listed("methods", methods))
+    contenders = [parse_contender(text, definition) for text in names]
     numbers = list(dict.fromkeys(_whole_number(text) for text in _listed("seeds", seeds)))
     with watched_grid(definition.rounds, quiet=quiet) as watcher:
         comparison = compare_methods(definition, contenders, numbers, out, watcher)
@@ -221,16 +225,15 @@ def show_dataset(
     ] = None,
 ) -> None:
     """Say what a dataset is; with a partition, or data of your own, print and draw who holds what."""
-    from orchard.experiment import load_experiment
-
-    overrides = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
-        "data_dir": data_dir,
-        "fraction": fraction,
-    }
-    definition = load_experiment(overrides=overrides, assignments=settings or [])
+    definition = _definition(
+        None,
+        settings,
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        data_dir=data_dir,
+        fraction=fraction,
+    )
 
     from orchard.catalogue import CATALOGUE
     from orchard.display import print_holdings
@@ -240,6 +243,13 @@ def show_dataset(
         typer.echo(entry_text(dataset, CATALOGUE[dataset]))
     if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
         print_holdings(definition, output)
+
+
+def _definition(file: Path | None, settings: list[str] | None, **options: object) -> "Experiment":
+    """Read the experiment that a file, the command's own options and its --set describe together."""
+    from orchard.experiment import load_experiment
+
+    return load_experiment(file, overrides=options, assignments=settings or [])
 
 
 def _listed(option: str, text: str) -> list[str]:

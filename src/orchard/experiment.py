@@ -65,49 +65,49 @@ class Settings(BaseModel):
         return values
 
 
-class Pathological(Settings):
+class Ownership(Settings):
+    """What all partitions share: the seed of who holds what, which training seeds leave alone."""
+
+    seed: int = Field(default=42, ge=0, lt=2**32)
+
+
+class Pathological(Ownership):
     """Two classes a client."""
 
     name: Literal["pathological"] = "pathological"
-    seed: int = Field(default=42, ge=0, lt=2**32)
     strict: bool = Field(default=False, description="redraw until no client gets the same class twice")
 
 
-class Practical(Settings):
+class Practical(Ownership):
     """Every client holds every class; of each class one client holds 80 %, one 10 %, the others 1 %."""
 
     name: Literal["practical"] = "practical"
-    seed: int = Field(default=42, ge=0, lt=2**32)
 
 
-class Dirichlet(Settings):
+class Dirichlet(Ownership):
     """The shares of each class are drawn from a symmetric Dirichlet distribution."""
 
     name: Literal["dirichlet"] = "dirichlet"
-    seed: int = Field(default=42, ge=0, lt=2**32)
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
-class IID(Settings):
+class IID(Ownership):
     """Every client holds the same share of every class."""
 
     name: Literal["iid"] = "iid"
-    seed: int = Field(default=42, ge=0, lt=2**32)
 
 
-class Column(Settings):
+class Column(Ownership):
     """A column of the data, ``<key>_train`` and ``<key>_test`` in an `.npz`, says whose each sample is."""
 
     name: Literal["column"] = "column"
-    seed: int = Field(default=42, ge=0, lt=2**32)
     key: str
 
 
-class Given(Settings):
+class Given(Ownership):
     """The data come client by client; there is nothing to deal out."""
 
     name: Literal["given"] = "given"
-    seed: int = Field(default=42, ge=0, lt=2**32)
 
 
 class MethodSettings(Settings):
@@ -220,11 +220,15 @@ class Experiment(Settings):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+def comes_by_client(dataset: str) -> bool:
+    """Tell whether a dataset is a folder with one folder for each client."""
+    return dataset not in CATALOGUE and Path(dataset).is_dir() and folder_layout(Path(dataset)) == "clients"
+
+
 def _dataset_defaults(dataset: str) -> Mapping[str, Any]:
     """Return what a dataset suggests; a folder of clients brings its own number of them."""
-    folder = Path(dataset)
-    if dataset not in CATALOGUE and folder.is_dir() and folder_layout(folder) == "clients":
-        return {"clients": len(subfolders(folder)), "partition": {"name": "given"}}
+    if comes_by_client(dataset):
+        return {"clients": len(subfolders(Path(dataset))), "partition": {"name": "given"}}
     return DATASET_DEFAULTS.get(dataset, {})
 
 

@@ -218,7 +218,7 @@ class Result:
         return {
             "method": experiment.method.name,
             "dataset": experiment.dataset,
-            "partition": experiment.partition.name if self.data.matrix is not None else None,
+            "partition": experiment.partition.name,
             "seed": experiment.seed,
         }
 

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchard.catalogue import CATALOGUE
 from orchard.data.datasets import Dataset, Samples, as_samples, load_dataset, numbered_classes, split_by_class
 from orchard.data.folders import alike, class_names, read_class_folders
 from orchard.data.partition import Indices, Matrix, assign, keep_fraction, partition_matrix
 from orchard.errors import Refusal
-from orchard.experiment import Column, Experiment
-from orchard.layout import folder_layout, subfolders
+from orchard.experiment import Column, Experiment, Given, comes_by_client
+from orchard.layout import subfolders
 from orchard.randomness import generator
 
 TRAINING_SHARE = 0.85
@@ -61,14 +60,15 @@ class FederatedData:
 
 def federated_data(experiment: Experiment) -> FederatedData:
     """Load the experiment's dataset and give every client its part."""
-    folder, given = Path(experiment.dataset), experiment.partition.name == "given"
-    by_client = experiment.dataset not in CATALOGUE and folder.is_dir() and folder_layout(folder) == "clients"
-    if by_client != given:
+    by_client = comes_by_client(experiment.dataset)
+    if by_client != isinstance(experiment.partition, Given):
         raise Refusal(
             f"partition.name = {experiment.partition.name!r}: "
             + ("the data come client by client; use 'given'" if by_client else "the data do not come client by client")
         )
-    return _client_folders(folder, experiment) if by_client else deal(load_dataset(experiment), experiment)
+    if by_client:
+        return _client_folders(Path(experiment.dataset), experiment)
+    return deal(load_dataset(experiment), experiment)
 
 
 def deal(dataset: Dataset, experiment: Experiment) -> FederatedData:
