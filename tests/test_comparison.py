@@ -5,15 +5,17 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers import orchard_command
 from orchard.comparison import Comparison, Contender, Row, Spread, compare, parse_contender
-from orchard.errors import Refusal
+from orchard.errors import Refusal, Stopped
 from orchard.experiment import Experiment, load_experiment
 from orchard.methods.apple import Apple
+from orchard.runs import resume
 from orchard.tables import as_csv, as_latex, as_markdown
 
 QUICK = ["epochs=1", "rounds=2", "model=mlp", "batch_size=64"]
@@ -58,18 +60,40 @@ def test_finished_runs_are_reused_and_changed_ones_are_not(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 6
 
 
-def test_an_unfinished_or_damaged_run_is_not_reused(tmp_path: Path) -> None:
+def test_a_failed_damaged_or_different_run_is_not_reused(tmp_path: Path) -> None:
     quick_compare("separate", [1], tmp_path)
     folder = next(tmp_path.iterdir())
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "state": "failed"}))
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
-    for file in tmp_path.glob("*/summary.json"):  # made by other code
-        file.write_text(json.dumps({**summary, "code": "0" * 16}))
+    for file in tmp_path.glob("*/environment.json"):  # made by other code
+        file.write_text(json.dumps({**json.loads(file.read_text()), "code": "0" * 16}))
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
     for file in tmp_path.glob("*/summary.json"):
         file.write_text("{")
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    whole = quick_compare("apple", [1], tmp_path / "whole")[0]
+    asked = iter([False, False, True])
+    with pytest.raises(Stopped):
+        compare(quick(), [parse_contender("apple", quick())], [1], tmp_path / "cut", Log(), lambda: next(asked))
+    (folder,) = (tmp_path / "cut").iterdir()
+    assert not (folder / "summary.json").exists()
+    resumed, log = quick_compare("apple", [1], tmp_path / "cut")
+    assert (log.begun, log.kept) == ([("apple", 1)], [])
+    assert list((tmp_path / "cut").iterdir()) == [folder]
+    assert replace(resumed.rows[0], seconds=0) == replace(whole.rows[0], seconds=0)
+
+
+def test_an_extended_run_is_not_one_of_that_many_rounds(tmp_path: Path) -> None:
+    contender = parse_contender("apple", quick())
+    shorter = quick().model_copy(update={"rounds": quick().rounds - 1})
+    compare(shorter, [contender], [1], tmp_path, Log())
+    (folder,) = tmp_path.iterdir()
+    resume(folder, rounds=quick().rounds)
+    assert quick_compare("apple", [1], tmp_path)[1].begun == [("apple", 1)]
 
 
 def test_three_rows_from_one_fedavg_run(tmp_path: Path) -> None:

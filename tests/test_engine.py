@@ -26,7 +26,7 @@ def weights(result: Result) -> Tensor:
 
 
 def figures(result: Result) -> list[object]:
-    return [{**entry.as_json(), "seconds": None} for entry in result.rounds]
+    return [{**entry.as_json(), "seconds": None, "time": None} for entry in result.rounds]
 
 
 @pytest.mark.parametrize(

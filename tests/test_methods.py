@@ -5,6 +5,7 @@ import torch
 
 import orchard
 from helpers import method, small_arrays, small_experiment
+from orchard.data import from_arrays
 from orchard.methods import BUILT_IN
 from test_vector import Residual
 
@@ -38,8 +39,9 @@ def test_workers_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_models_handed_out_are_those_that_were_measured(name: str) -> None:
-    run = orchard.run(small_experiment(method=name, model=Residual), small_arrays(shape=(2, 6, 6)))
-    for i, client in enumerate(run.data.clients):
+    experiment, arrays = small_experiment(method=name, model=Residual), small_arrays(shape=(2, 6, 6))
+    run = orchard.run(experiment, arrays)
+    for i, client in enumerate(from_arrays(arrays, experiment).clients):
         with torch.no_grad():
             correct = run.personalised(i)(client.test.x).argmax(1) == client.test.y
         assert correct.double().mean().item() == run.accuracy()[-1, i]

@@ -17,7 +17,7 @@ from orchard.data import federated_data, load_dataset
 from orchard.data.readers import read_cifar10
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, load_experiment
-from orchard.runs import free_folder
+from orchard.folder import free_folder
 
 DRAW = np.random.default_rng(0)
 

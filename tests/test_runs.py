@@ -12,7 +12,10 @@ from torch import nn
 import orchard
 from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment
 from orchard.contract import Answer, Failure
+from orchard.data import from_arrays
 from orchard.experiment import Experiment
+from orchard.measures import Measures
+from orchard.record import Round
 from orchard.results import Result
 from orchard.rounds import Exchange
 from orchard.training import Scores
@@ -25,14 +28,18 @@ def small_run() -> Result:
 
 def invented(experiment: Experiment, trained: list[list[tuple[float, float]]], result: Result) -> Result:
     """A result with hand-made (validation, test) accuracies, rounds × clients."""
-    made = Result(experiment, result.data, result.federation, [])
+    made = Result(experiment, result.holdings, result.federation, {})
     for r, row in enumerate([*trained, None]):
         answers = {
-            i: Answer(None, (), 1.0, Scores(*row[i]) if row else None, Scores(*trained[r - 1][i]) if r else None)
+            i: Answer(None, (), 1.0, scores(*row[i]) if row else None, scores(*trained[r - 1][i]) if r else None)
             for i in range(4)
         }
-        made.add(Exchange(r, 1.0, answers, {}, {}, []))
+        made.add(Exchange(r, 1.0, answers, {}, {}, [], {}))
     return made
+
+
+def scores(validation: float, test: float) -> Scores:
+    return Scores(Measures(validation), Measures(test))
 
 
 def test_bmcta_last_and_selected_by_hand(small_run: Result) -> None:
@@ -55,11 +62,11 @@ def test_bmcta_lies_between_the_last_mean_and_the_mean_of_the_bests(small_run: R
 
 
 def test_a_round_that_lacks_a_client_does_not_count(small_run: Result) -> None:
-    result = Result(small_experiment(rounds=9), small_run.data, small_run.federation, [])
-    good = Answer(None, (), 1.0, Scores(0.5, 0.5), None)
-    better = Answer(None, (), 1.0, Scores(0.9, 0.9), None)
-    result.add(Exchange(0, 1.0, dict.fromkeys(range(4), good), {}, {}, []))
-    result.add(Exchange(1, 1.0, {0: Failure("gone"), **dict.fromkeys((1, 2, 3), better)}, {}, {}, []))
+    result = Result(small_experiment(rounds=9), small_run.holdings, small_run.federation, {})
+    good = Answer(None, (), 1.0, scores(0.5, 0.5), None)
+    better = Answer(None, (), 1.0, scores(0.9, 0.9), None)
+    result.add(Exchange(0, 1.0, dict.fromkeys(range(4), good), {}, {}, [], {}))
+    result.add(Exchange(1, 1.0, {0: Failure("gone"), **dict.fromkeys((1, 2, 3), better)}, {}, {}, [], {}))
     assert result.bmcta == 0.5
     assert result.rounds[1].failures == {0: "gone"}
 
@@ -82,7 +89,8 @@ def test_exchanged_figures_are_those_of_the_next_rounds_models() -> None:
 
 
 def test_a_personalised_model_is_ready_to_use(small_run: Result) -> None:
-    for i, client in enumerate(small_run.data.clients):
+    data = from_arrays(small_arrays(), small_run.experiment)
+    for i, client in enumerate(data.clients):
         model = small_run.personalised(i)
         assert isinstance(model, nn.Module)
         assert not model.training
@@ -106,21 +114,31 @@ def test_the_folder_is_plain_and_complete(tmp_path: Path) -> None:
     experiment = small_experiment(out=tmp_path / "run")
     result = orchard.run(experiment, small_arrays())
     kept = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert kept == ["experiment.toml", "federation.json", "metrics.jsonl", "summary.json"]
+    assert kept == [
+        ".lock",
+        "checkpoints",
+        "environment.json",
+        "experiment.toml",
+        "federation.json",
+        "metrics.jsonl",
+        "models",
+        "summary.json",
+    ]
     written = Experiment.model_validate(tomllib.loads((tmp_path / "run/experiment.toml").read_text()))
     assert written == experiment.model_copy(update={"out": None})
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line, entry in zip(lines, result.rounds, strict=True):
-        assert line["trained"]["test"] == [s.test for s in entry.trained if s]
-        assert line["exchanged"]["validation"] == [s.validation for s in entry.exchanged if s]
+        assert line["trained"]["test"]["accuracy"] == [s.test.accuracy for s in entry.trained if s]
+        assert line["exchanged"]["validation"]["auroc"] == [s.validation.auroc for s in entry.exchanged if s]
+        assert Round.from_json(line).as_json() == line
         assert line["relationships"] == entry.notes["relationships"]
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["state"] == "finished"
     assert summary["bmcta"] == result.bmcta
     assert summary["bytes_down"] == 3 * sum(lines[0]["bytes_down"])
     federation = json.loads((tmp_path / "run/federation.json").read_text())
-    assert federation["counts"]["train"] == result.data.class_counts()["train"]
+    assert federation["counts"]["train"] == result.holdings.counts["train"]
 
 
 def test_a_failed_run_keeps_what_it_had(tmp_path: Path) -> None:
@@ -130,7 +148,7 @@ def test_a_failed_run_keeps_what_it_had(tmp_path: Path) -> None:
         orchard.run(small_experiment(out=tmp_path / "run"), arrays)
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text())
     assert "the loss or a gradient is" in line["failures"]["2"]
-    assert line["trained"]["test"][2] is None
+    assert line["trained"]["test"]["accuracy"][2] is None
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["state"] == "failed"
     assert summary["error"].startswith("client 2, round 0: the loss or a gradient is")

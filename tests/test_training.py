@@ -10,7 +10,8 @@ from torch.nn import functional
 from helpers import federation_of, small_data, small_experiment
 from orchard.data import Samples
 from orchard.experiment import Experiment
-from orchard.training import MomentumSGD, NotFinite, Site, accuracy, evaluate, gradient, train
+from orchard.measures import Measures
+from orchard.training import MomentumSGD, NotFinite, Site, evaluate, gradient, train
 
 
 def small_site(experiment: Experiment, client: int = 0) -> Site:
@@ -95,8 +96,7 @@ def test_accuracy_by_hand() -> None:
     network.vector[-3:] = torch.tensor([0.0, 1.0, 0.0])  # the biases alone decide: always class 1
     always_one = network.vector.clone()
     samples = Samples(torch.randn(4, 6), torch.tensor([1, 0, 1, 1]))
-    assert accuracy(network, always_one, samples) == 0.75
     data = dataclasses.replace(site.data, test=samples)
     scores = evaluate(dataclasses.replace(site, data=data), always_one)
-    assert scores.test == 0.75
-    assert scores.validation == float((site.data.validation.y == 1).double().mean())
+    assert scores.test == Measures(accuracy=0.75, balanced_accuracy=0.5, auroc=0.5)
+    assert scores.validation.accuracy == float((site.data.validation.y == 1).double().mean())

@@ -35,6 +35,8 @@ class Halfway(MethodSettings):
 class HalfwayClient(Client):
     """Lives with the data: chooses what to download, trains, says what it would use and what it uploads."""
 
+    keeps = ("model",)
+
     def __init__(self, settings: Halfway, federation: Federation) -> None:
         self.keep = settings.keep
         self.model = federation.initial_model()

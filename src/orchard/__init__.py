@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from orchard.errors import Refusal, RunFailed
     from orchard.experiment import Experiment, load_experiment
     from orchard.results import Result
-    from orchard.runs import run
+    from orchard.runs import resume, run
 
 __version__ = "0.1.0"
-__all__ = ["ClientArrays", "Experiment", "Refusal", "Result", "RunFailed", "load_experiment", "run"]
+__all__ = ["ClientArrays", "Experiment", "Refusal", "Result", "RunFailed", "load_experiment", "resume", "run"]
 
 _HOMES = {
     "ClientArrays": "orchard.data",
@@ -23,6 +23,7 @@ _HOMES = {
     "Result": "orchard.results",
     "RunFailed": "orchard.errors",
     "load_experiment": "orchard.experiment",
+    "resume": "orchard.runs",
     "run": "orchard.runs",
 }
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from orchard import __version__
-from orchard.errors import DataWarning, Refusal, RunFailed
+from orchard.errors import DataWarning, Refusal, ResumeWarning, RunFailed, Stopped
 
 if TYPE_CHECKING:
     from orchard.experiment import Experiment
+    from orchard.results import Result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -31,6 +32,7 @@ Workers = Annotated[int | None, typer.Option(help="Clients trained at the same t
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -55,6 +57,9 @@ def main() -> None:
     except RunFailed as failure:
         _explain_failure(failure)
         sys.exit(1)
+    except Stopped as stopped:
+        typer.echo(f"orchard: {stopped}", err=True)
+        sys.exit(130)
     except KeyboardInterrupt:
         typer.echo("orchard: interrupted", err=True)
         sys.exit(130)
@@ -69,7 +74,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Show what people should know as one line; what programmers should know as Python does."""
-    plain = issubclass(category, DataWarning)
+    plain = issubclass(category, DataWarning | ResumeWarning)
     text = f"orchard: {message}" if plain else warnings.formatwarning(message, category, filename, lineno).rstrip()
     typer.echo(text, err=True)
 
@@ -131,18 +136,46 @@ def run(
         out=out,
     )
 
-    from orchard.display import print_result, watched
-    from orchard.runs import free_folder
+    from orchard.display import watched
+    from orchard.folder import free_folder
     from orchard.runs import run as run_experiment
+    from orchard.stopping import stoppable
 
     if definition.out is None:
         definition = definition.model_copy(update={"out": free_folder(RUNS, definition)})
-    with watched(definition, quiet=quiet) as progress:
-        result = run_experiment(definition, progress=progress)
-    if json:
-        typer.echo(json_module.dumps({"folder": str(definition.out), **result.summary()}))
-    elif not quiet:
-        print_result(result)
+    with watched(definition, quiet=quiet) as progress, stoppable() as stop:
+        result = run_experiment(definition, progress=progress, stop=stop)
+    _show(result, definition.out, quiet=quiet, json=json)
+
+
+@app.command()
+def resume(
+    run: RunArgument,
+    rounds: Annotated[int | None, typer.Option(help="Extend the run to so many rounds.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Go on with an interrupted run, to the result it would have had."""
+    from orchard.display import watched
+    from orchard.folder import RunFolder
+    from orchard.runs import resume as resume_run
+    from orchard.stopping import stoppable
+
+    definition = RunFolder(run).experiment()
+    planned = definition.model_copy(update={"rounds": rounds or definition.rounds})
+    with watched(planned, quiet=quiet) as progress, stoppable() as stop:
+        result = resume_run(run, rounds=rounds, progress=progress, stop=stop)
+    _show(result, run, quiet=quiet, json=json)
+
+
+@app.command("runs")
+def list_runs(
+    root: Annotated[Path, typer.Argument(help="Where the runs' folders are.")] = RUNS,
+) -> None:
+    """List runs: state, method, data, best accuracy, age."""
+    from orchard.display import print_runs
+
+    print_runs(root)
 
 
 @app.command()
@@ -182,12 +215,13 @@ def compare(
     from orchard.comparison import parse_contender
     from orchard.display import print_comparison, watched_grid
     from orchard.methods import BUILT_IN
+    from orchard.stopping import stoppable
 
     names = dict.fromkeys(BUILT_IN if methods is None else _listed("methods", methods))
     contenders = [parse_contender(text, definition) for text in names]
     numbers = list(dict.fromkeys(_whole_number(text) for text in _listed("seeds", seeds)))
-    with watched_grid(definition.rounds, quiet=quiet) as watcher:
-        comparison = compare_methods(definition, contenders, numbers, out, watcher)
+    with watched_grid(definition.rounds, quiet=quiet) as watcher, stoppable() as stop:
+        comparison = compare_methods(definition, contenders, numbers, out, watcher, stop)
     print_comparison(comparison, table.value)
 
 
@@ -243,6 +277,16 @@ def show_dataset(
         typer.echo(entry_text(dataset, CATALOGUE[dataset]))
     if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
         print_holdings(definition, output)
+
+
+def _show(result: "Result", folder: Path | None, *, quiet: bool, json: bool) -> None:
+    """Print what a run gave, for people or for other programs."""
+    from orchard.display import print_result
+
+    if json:
+        typer.echo(json_module.dumps({"folder": str(folder), **result.summary()}))
+    elif not quiet:
+        print_result(result, folder)
 
 
 def _definition(file: Path | None, settings: list[str] | None, **options: object) -> "Experiment":

@@ -1,7 +1,5 @@
 """Methods side by side: a grid of runs on the same data and batches, and one table of what they gave."""
 
-import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +8,13 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from orchard.data import FederatedData
+from orchard.environment import code_fingerprint
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, MethodSettings, Moment, explain, load_experiment
+from orchard.folder import RunFolder, free_folder
 from orchard.runs import Progress as OnExchange
-from orchard.runs import code_fingerprint, free_folder, load_data, run
+from orchard.runs import Stop, load_data, resume, run
 
 Summary = dict[str, Any]
 
@@ -92,15 +93,22 @@ def parse_contender(text: str, base: Experiment) -> Contender:
 
 
 def compare(
-    base: Experiment, contenders: Sequence[Contender], seeds: Sequence[int], root: Path, watcher: Watcher
+    base: Experiment,
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    root: Path,
+    watcher: Watcher,
+    stop: Stop | None = None,
 ) -> Comparison:
-    """Run every contender with every seed, or take the finished run of the same experiment, and sum up."""
+    """Run every contender with every seed and sum up; finished runs of the same are taken, unfinished ones go on."""
     hosts = {contender.label: _host(contender, contenders) for contender in contenders}
     # All experiments are made, and so checked, before the first one runs.
     grid = {(host.label, seed): _variant(base, host.settings, seed) for seed in seeds for host, _ in hosts.values()}
     watcher.plan(len(grid))
+    data = load_data(base)
     summaries = {
-        (label, seed): _finished_or_run(label, experiment, root, watcher) for (label, seed), experiment in grid.items()
+        (label, seed): _finished_or_run(label, experiment, data, root, watcher, stop)
+        for (label, seed), experiment in grid.items()
     }
     loner = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
     alone = [summaries[loner, seed] for seed in seeds] if loner else None
@@ -128,35 +136,47 @@ def _variant(base: Experiment, settings: MethodSettings, seed: int) -> Experimen
         raise Refusal(explain(error)) from None
 
 
-def _finished_or_run(label: str, experiment: Experiment, root: Path, watcher: Watcher) -> Summary:
-    kept = find_finished(experiment, root)
-    if kept is None:
-        out = free_folder(root, experiment)
-        progress = watcher.begin(label, experiment.seed)
-        summary = run(experiment.model_copy(update={"out": out}), progress=progress).summary()
+def _finished_or_run(
+    label: str, experiment: Experiment, data: FederatedData, root: Path, watcher: Watcher, stop: Stop | None
+) -> Summary:
+    found = find_run(experiment, data.fingerprint(), root)
+    if found and found.state() == "finished":
+        summary, kept = found.read("summary.json"), found.path
     else:
-        summary = json.loads((kept / "summary.json").read_text("utf-8"))
+        progress, kept = watcher.begin(label, experiment.seed), None
+        if found:
+            result = resume(found.path, data, progress=progress, stop=stop)
+        else:
+            placed = experiment.model_copy(update={"out": free_folder(root, experiment)})
+            result = run(placed, data, progress=progress, stop=stop)
+        summary = result.summary()
     watcher.end(label, experiment.seed, summary, kept)
     return summary
 
 
-def find_finished(experiment: Experiment, root: Path) -> Path | None:
-    """Return the folder of a finished run of the same experiment, by the same code on the same data."""
-    for file in sorted(root.glob("*/summary.json")):
+def find_run(experiment: Experiment, data: str, root: Path) -> RunFolder | None:
+    """Return the folder of a run of the same experiment, by the same code on the same data.
+
+    A finished one is preferred to one that was interrupted. One that was extended is not the same: some methods
+    plan by the number of rounds.
+    """
+    code = code_fingerprint(experiment)
+    found: dict[str, RunFolder] = {}
+    for file in sorted(root.glob("*/environment.json")):
+        folder = RunFolder(file.parent)
         try:
-            summary = json.loads(file.read_text("utf-8"))
-            definition = tomllib.loads((file.parent / "experiment.toml").read_text("utf-8"))
+            about = folder.read("environment.json")
+            legs = [about, *about.get("resumed", [])]
             same = (
-                summary.get("state") == "finished"
-                and summary.get("code") == code_fingerprint(experiment)
-                and Experiment.model_validate(definition).identity() == experiment.identity()
-                and summary.get("data") == load_data(experiment).fingerprint()
+                all(leg["code"] == code and leg["rounds"] == experiment.rounds for leg in legs)
+                and about["data"] == data
+                and folder.experiment().identity() == experiment.identity()
             )
-        except (OSError, ValueError):  # somebody else's folder, or damaged: not a run to build on
+            if same:
+                found.setdefault(folder.state(), folder)
+        except (OSError, ValueError, KeyError, TypeError, Refusal):  # somebody else's, or damaged: not to build on
             continue
-        if same:
-            return file.parent
-    return None
+    return found.get("finished") or found.get("interrupted")
 
 
 def _row(label: str, moment: Moment, summaries: list[Summary], alone: list[Summary] | None) -> Row:

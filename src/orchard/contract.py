@@ -14,6 +14,7 @@ private state (its directed relationships) has no field here, so it cannot leak.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -123,7 +124,36 @@ class Federation:
         return vector
 
 
-class Client(ABC):
+class Half:
+    """What both halves of a method have: a memory that a checkpoint holds and brings back.
+
+    A half is made anew from its settings and the federation; `keeps` names the attributes that change from round to
+    round. They hold tensors, NumPy arrays, plain values, and lists, tuples, sets and dictionaries of these, and are
+    replaced, never changed in place: whoever holds the old value keeps it.
+    """
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Return all that this half remembers."""
+        return {name: getattr(self, name) for name in self.keeps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what a half of the same kind remembered."""
+        if set(state) != set(self.keeps):
+            raise ValueError(f"{type(self).__name__} keeps {sorted(self.keeps)}, not {sorted(state)}")
+        vars(self).update(state)
+
+    def check_kept(self, before: Mapping[str, Any]) -> None:
+        """Refuse a change since `before` that a checkpoint would miss."""
+        forgotten = [name for name, value in vars(self).items() if value is not before.get(name, self)]
+        forgotten = sorted(set(forgotten) - set(self.keeps))
+        if forgotten:
+            kind = type(self).__name__
+            raise TypeError(f"{kind} changes {', '.join(forgotten)}: name it in {kind}.keeps, so that a run can resume")
+
+
+class Client(Half, ABC):
     """The half of a method that lives with the data. `site` is what it has at hand there."""
 
     def wants(self, round: int) -> tuple[int, ...]:
@@ -154,7 +184,7 @@ class Client(ABC):
         return {}
 
 
-class Server:
+class Server(Half):
     """The half of a method that lives at the server. As it stands it has nothing to give and keeps nothing."""
 
     def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:

@@ -4,18 +4,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
 from orchard.data import federated_data
 from orchard.experiment import Experiment
 from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_table
+from orchard.listing import listed_runs
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
@@ -41,12 +44,14 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | Non
 
             yield advance
     else:
-        began = time.monotonic()
+        began, before = time.monotonic(), -1
 
         def say(exchange: Exchange) -> None:
+            nonlocal before
+            before = exchange.round if before < 0 else before  # a run that goes on starts later than at 0
             done, total = exchange.round + 1, experiment.rounds
             if done <= total:
-                left = (time.monotonic() - began) / done * (total - done)
+                left = (time.monotonic() - began) / (done - before) * (total - done)
                 console.print(f"round {done}/{total}  {_figures(exchange)}  {left:.0f} s left", soft_wrap=True)
 
         yield say
@@ -110,7 +115,7 @@ def _bar(console: Console) -> Progress:
 def _figures(exchange: Exchange) -> str:
     """Say how the clients do right after training."""
     accuracy = {
-        i: answer.trained.test
+        i: answer.trained.test.accuracy
         for i, answer in exchange.answers.items()
         if isinstance(answer, Answer) and answer.trained
     }
@@ -160,7 +165,29 @@ def _output() -> Console:
     return console
 
 
-def print_result(result: Result) -> None:
+def print_runs(root: Path) -> None:
+    """Print the runs in a folder, the newest last."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("run", "state", "method", "data", "rounds", "best", "age"):
+        table.add_column(heading, justify="right" if heading in ("rounds", "best", "age") else "left", no_wrap=True)
+    found = listed_runs(root)
+    for entry in found:
+        best = "-" if entry.best is None else f"{entry.best:.2%}"
+        cells = (entry.folder, entry.state, entry.method, entry.data, f"{entry.done}/{entry.planned}", best)
+        table.add_row(*map(Text, cells), _age(entry.started))
+    console = _output()
+    console.print(table if found else f"no runs in {root}")
+
+
+def _age(started: datetime) -> str:
+    seconds = (datetime.now(UTC) - started).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def print_result(result: Result, folder: Path | None) -> None:
     """Print a table of clients and the run's headline on standard output."""
     console = _output()
     console.print(_table(result))
@@ -173,8 +200,12 @@ def print_result(result: Result) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
         f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
-    if result.experiment.out:
-        console.print(f"kept in {result.experiment.out}", soft_wrap=True, markup=False)
+    alone = result.single_class_clients()
+    if alone:
+        note = f"no balanced accuracy and no AUROC for those who hold test data of one class: {', '.join(alone)}"
+        console.print(note, soft_wrap=True, markup=False)
+    if folder:
+        console.print(f"kept in {folder}", soft_wrap=True, markup=False)
 
 
 def _table(result: Result) -> Table:

@@ -1,13 +1,21 @@
-"""The two ways a run ends badly, each with a message for people."""
+"""The ways in which Orchard says that something is wrong, each with a message for people."""
 
 
 class Refusal(Exception):
     """Bad configuration or data, refused before anything is trained (exit code 2)."""
 
 
+class RunFailed(Exception):
+    """A run that began and could not go on; what was saved stays (exit code 1)."""
+
+
+class Stopped(Exception):
+    """A run that was asked to stop, and did so after a round (exit code 130)."""
+
+
 class DataWarning(UserWarning):
     """Something about the data that people should know, though it can be used."""
 
 
-class RunFailed(Exception):
-    """A run that began and could not go on; what was saved stays (exit code 1)."""
+class ResumeWarning(UserWarning):
+    """Something that people should know about a run that goes on."""

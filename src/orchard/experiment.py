@@ -178,6 +178,9 @@ class Experiment(Settings):
     workers: int | None = Field(default=None, ge=1, description="clients trained at the same time; default: the cores")
     threads: int = Field(default=1, ge=1, description="compute threads a worker")
     device: str = "cpu"
+    checkpoint_every: int | None = Field(
+        default=None, ge=1, description="rounds between checkpoints; default: as few as cost at most 2 % of the time"
+    )
     out: LaxPath | None = Field(default=None, description="the run's folder; none: nothing is written")
 
     @model_validator(mode="before")
@@ -213,7 +216,7 @@ class Experiment(Settings):
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the result: all but where it is kept and how many workers share the work."""
-        return self.model_dump(mode="json", exclude={"out", "workers"})
+        return self.model_dump(mode="json", exclude={"out", "workers", "checkpoint_every"})
 
     def to_toml(self) -> str:
         """Write the whole experiment, defaults included, as TOML."""

@@ -1,60 +1,35 @@
 """What a run gave: figures by round and client, and the personalised models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from orchard.contract import Answer, Failure, Federation, Notes
-from orchard.data import FederatedData
+from orchard.contract import Answer, Failure, Federation
+from orchard.data import Holdings
 from orchard.engines.local import Model
 from orchard.experiment import Experiment, Moment
+from orchard.measures import Measures
+from orchard.record import MOMENTS, Round, by_name
 from orchard.rounds import Exchange
 from orchard.training import Scores
 
 Array = NDArray[np.float64]
-
-
-@dataclass
-class Round:
-    """One round's figures, client by client; None where a client failed or has not come to it yet."""
-
-    round: int
-    seconds: float
-    loss: list[float | None]
-    trained: list[Scores | None]
-    exchanged: list[Scores | None]
-    tuned: list[Scores | None]
-    bytes_up: list[int]
-    bytes_down: list[int]
-    notes: dict[str, list[Any]]
-    failures: dict[int, str]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the line for `metrics.jsonl`: lists by client."""
-        return {
-            "round": self.round,
-            "seconds": round(self.seconds, 3),
-            "loss": self.loss,
-            "trained": _columns(self.trained),
-            "exchanged": _columns(self.exchanged),
-            **({"tuned": _columns(self.tuned)} if any(self.tuned) else {}),
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            **self.notes,
-            "failures": {str(client): reason for client, reason in self.failures.items()},
-        }
+Measure = Literal["accuracy", "balanced_accuracy", "auroc"]
 
 
 @dataclass(frozen=True)
 class Selected:
-    """Mean client test accuracy at a round chosen by some rule."""
+    """Mean client test figures at a round chosen by some rule; None where no client's is defined."""
 
     round: int
     accuracy: float
+    balanced_accuracy: float | None
+    auroc: float | None
 
 
 @dataclass(frozen=True)
@@ -69,12 +44,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """One client: its data, its test accuracy at the round of the BMCTA, its relationships after the last."""
+    """One client: its data, its test figures at the round of the BMCTA, its relationships after the last."""
 
     name: str
     samples: int
     classes: dict[str, int]
     accuracy: float
+    balanced_accuracy: float | None
+    auroc: float | None
     self_relationship: float | None
     strongest_helper: str | None
 
@@ -84,9 +61,10 @@ class Result:
     """A run's figures, filled in as it goes on."""
 
     experiment: Experiment
-    data: FederatedData
+    holdings: Holdings
     federation: Federation
-    initial_notes: Sequence[Notes]
+    initial_notes: dict[str, list[Any]]
+    """The clients' private figures before the first round."""
     rounds: list[Round] = field(default_factory=list)
     models: Sequence[Model] = ()
 
@@ -109,6 +87,7 @@ class Result:
             self.rounds.append(
                 Round(
                     round=exchange.round,
+                    time=datetime.now(UTC).isoformat(timespec="milliseconds"),
                     seconds=exchange.seconds,
                     loss=[a.loss if a else None for a in good],
                     trained=[a.trained if a else None for a in good],
@@ -116,42 +95,52 @@ class Result:
                     tuned=[None for _ in good],
                     bytes_up=[exchange.bytes_up.get(i, 0) for i in range(len(good))],
                     bytes_down=[exchange.bytes_down.get(i, 0) for i in range(len(good))],
-                    notes=_by_name(exchange.notes),
+                    notes=by_name(exchange.notes),
                     failures=failures,
                 )
             )
         return finished
 
+    def measured_rounds(self) -> int:
+        """Return how many rounds have been measured at the method's own moment."""
+        return sum(any(self._at_own_moment(r)) for r in range(len(self.rounds)))
+
+    def rounds_worth_keeping(self) -> set[int]:
+        """Return the best round so far and the one that validation chooses."""
+        parts = (self.accuracy(part)[: self.measured_rounds()] for part in ("test", "validation"))
+        return {_best_round(accuracy) for accuracy in parts if len(accuracy)}
+
     def moments(self) -> list[Moment]:
         """Return the moments at which clients were measured in this run."""
-        return [moment for moment in get_args(Moment) if any(getattr(self.rounds[-1], moment))]
+        return [moment for moment in MOMENTS if any(getattr(self.rounds[-1], moment))]
 
     def accuracy(
         self,
         part: Literal["validation", "test"] = "test",
         moment: Moment | None = None,
+        measure: Measure = "accuracy",
     ) -> Array:
-        """Return accuracies, rounds × clients; at the method's own moment unless another is named."""
+        """Return accuracies or another measure, rounds × clients, NaN where there is none.
+
+        At the method's own moment unless another is named.
+        """
         moment = moment or self.experiment.method.moment
-        return np.array(
-            [
-                [np.nan if scores is None else getattr(scores, part) for scores in getattr(entry, moment)]
-                for entry in self.rounds
-            ],
-            dtype=np.float64,
-        ).reshape(len(self.rounds), self.federation.clients)
+        rows = [
+            [None if scores is None else getattr(getattr(scores, part), measure) for scores in getattr(entry, moment)]
+            for entry in self.rounds
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.federation.clients)  # None becomes NaN
 
     def figures(self, moment: Moment | None = None) -> Figures:
         """Return the figures at a moment; at the method's own unless another is named."""
         test, validation = self.accuracy("test", moment), self.accuracy("validation", moment)
-        means = test.mean(axis=1)
-        best, chosen = _best_round(test), _best_round(validation)
-        return Figures(
-            best=Selected(best, float(means[best])),
-            last=Selected(len(means) - 1, float(means[-1])),
-            validation_selected=Selected(chosen, float(means[chosen])),
-            clients=test[best].tolist(),
-        )
+        balanced, auroc = (self.accuracy("test", moment, measure) for measure in ("balanced_accuracy", "auroc"))
+
+        def at(r: int) -> Selected:
+            return Selected(r, float(test[r].mean()), _mean_of_defined(balanced[r]), _mean_of_defined(auroc[r]))
+
+        best = _best_round(test)
+        return Figures(at(best), at(len(test) - 1), at(_best_round(validation)), test[best].tolist())
 
     @property
     def bmcta(self) -> float:
@@ -171,7 +160,7 @@ class Result:
     @property
     def relationships(self) -> Array | None:
         """Return the directed relationships before the first and after each round, (R+1) × N × N."""
-        matrices = [_by_name(self.initial_notes), *(entry.notes for entry in self.rounds)]
+        matrices = [self.initial_notes, *(entry.notes for entry in self.rounds)]
         if not all("relationships" in notes for notes in matrices):
             return None
         return np.array([notes["relationships"] for notes in matrices], dtype=np.float64)
@@ -179,10 +168,9 @@ class Result:
     @property
     def clients(self) -> list[ClientResult]:
         """Return what became of each client."""
-        relationships = self.relationships
-        accuracy = self.figures().clients
-        counts = np.sum(list(self.data.class_counts().values()), axis=0)
-        names = [client.name for client in self.data.clients]
+        relationships, best = self.relationships, self.figures().best.round
+        measured = [scores.test if scores else Measures(np.nan) for scores in self._at_own_moment(best)]
+        counts, names = self.holdings.totals(), self.holdings.clients
         clients = []
         for i, name in enumerate(names):
             own = helper = None
@@ -190,9 +178,18 @@ class Result:
                 others = np.delete(relationships[-1, i], i)
                 own = float(relationships[-1, i, i])
                 helper = np.delete(names, i)[others.argmax()].item() if others.max(initial=0) > 0 else None
-            held = {c: int(n) for c, n in zip(self.data.classes, counts[i], strict=True) if n}
-            clients.append(ClientResult(name, int(counts[i].sum()), held, accuracy[i], own, helper))
+            held = {c: int(n) for c, n in zip(self.holdings.classes, counts[i], strict=True) if n}
+            clients.append(ClientResult(name, int(counts[i].sum()), held, *measured[i], own, helper))
         return clients
+
+    def _at_own_moment(self, round: int) -> list[Scores | None]:
+        scores: list[Scores | None] = getattr(self.rounds[round], self.experiment.method.moment)
+        return scores
+
+    def single_class_clients(self) -> list[str]:
+        """Return the clients whose test data are of one class: their balanced accuracy and AUROC are not defined."""
+        counts = zip(self.holdings.clients, self.holdings.counts["test"], strict=True)
+        return [name for name, row in counts if np.count_nonzero(row) < 2]
 
     def personalised(self, client: int) -> nn.Module:
         """Return a client's model as an ordinary module, ready to use."""
@@ -201,16 +198,6 @@ class Result:
         network.vector.copy_(vector)
         network.load_buffers(buffers)
         return network.release()
-
-    def who_holds_what(self) -> dict[str, Any]:
-        """Return names, classes, the partition's matrix and the resulting counts."""
-        matrix = self.data.matrix
-        return {
-            "clients": [client.name for client in self.data.clients],
-            "classes": list(self.data.classes),
-            "partition_matrix": None if matrix is None else matrix.tolist(),
-            "counts": self.data.class_counts(),
-        }
 
     def description(self) -> dict[str, Any]:
         """Return in a few words what was run."""
@@ -236,6 +223,7 @@ class Result:
             "bytes_up": sum(sum(entry.bytes_up) for entry in rounds),
             "bytes_down": sum(sum(entry.bytes_down) for entry in rounds),
             "clients": [asdict(client) for client in self.clients],
+            "single_class_clients": self.single_class_clients(),
         }
 
 
@@ -245,11 +233,6 @@ def _best_round(accuracy: Array) -> int:
     return int(np.nanargmax(means)) if not np.isnan(means).all() else len(means) - 1
 
 
-def _columns(scores: Sequence[Scores | None]) -> dict[str, list[float | None]]:
-    return {part: [getattr(s, part) if s else None for s in scores] for part in ("validation", "test")}
-
-
-def _by_name(notes: Sequence[Notes]) -> dict[str, list[Any]]:
-    """Turn each client's notes into lists by client."""
-    names: Mapping[str, None] = dict.fromkeys(name for note in notes for name in note)
-    return {name: [note.get(name) for note in notes] for name in names}
+def _mean_of_defined(values: Array) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else None

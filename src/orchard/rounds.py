@@ -22,6 +22,12 @@ class Exchange:
     bytes_down: Mapping[int, int]
     bytes_up: Mapping[int, int]
     notes: Sequence[Notes]
+    wants: Mapping[int, tuple[int, ...]]
+    """What each client asks for in the next round."""
+
+    def failures(self) -> list[Failure]:
+        """Return what went wrong."""
+        return [answer for answer in self.answers.values() if isinstance(answer, Failure)]
 
 
 def form_federation(experiment: Experiment, engine: Engine) -> Federation:
@@ -35,19 +41,23 @@ def form_federation(experiment: Experiment, engine: Engine) -> Federation:
 
 
 def run_rounds(
-    federation: Federation, server: Server, engine: Engine, first_wants: Sequence[tuple[int, ...]]
+    federation: Federation, server: Server, engine: Engine, wants: Mapping[int, tuple[int, ...]], first: int = 0
 ) -> Iterator[Exchange]:
-    """Run all rounds, and one more exchange in which the clients only evaluate what the last round gave."""
-    wants = dict(enumerate(first_wants))
-    for r in range(federation.experiment.rounds + 1):
+    """Run all rounds, and one more exchange in which the clients only evaluate what the last round gave.
+
+    `wants` is what each client asks for in the first of these rounds.
+    """
+    for r in range(first, federation.experiment.rounds + 1):
         began = time.perf_counter()
+        before = dict(vars(server))
         replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
         answers = engine.exchange(replies)
         good = {i: answer for i, answer in answers.items() if isinstance(answer, Answer)}
         uploads = {i: answer.upload for i, answer in good.items() if answer.upload is not None}
         if uploads:
             server.collect(uploads)
-        wants.update({i: answer.wants for i, answer in good.items()})
+        server.check_kept(before)
+        wants = {**wants, **{i: answer.wants for i, answer in good.items()}}
         yield Exchange(
             round=r,
             seconds=time.perf_counter() - began,
@@ -55,6 +65,7 @@ def run_rounds(
             bytes_down={i: sum(map(_size, reply.models.values())) for i, reply in replies.items()},
             bytes_up={i: _size(upload.vector) for i, upload in uploads.items()},
             notes=engine.notes(),
+            wants=wants,
         )
 
 

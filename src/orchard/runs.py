@@ -1,83 +1,261 @@
-"""A run: from an experiment to its result, and the folder that keeps it.
+"""A run: from an experiment, or from what an interrupted run left, to a result."""
 
-The folder holds `experiment.toml` (everything that defines the run), `federation.json` (who holds what),
-`metrics.jsonl` (a line a round) and `summary.json`. All of it is plain text, readable without Orchard.
-"""
-
-import hashlib
-import inspect
-import json
-import re
-from collections.abc import Callable, Sequence
-from itertools import count
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 
-from orchard.contract import Failure
+from orchard.contract import Server
 from orchard.data import ClientArrays, FederatedData, federated_data, from_arrays
 from orchard.engines.local import LocalEngine
-from orchard.errors import Refusal, RunFailed
-from orchard.experiment import Experiment
-from orchard.models import find_factory
-from orchard.results import Result, Round
+from orchard.environment import LIBRARIES, environment
+from orchard.errors import Refusal, ResumeWarning, RunFailed, Stopped
+from orchard.experiment import Experiment, explain
+from orchard.folder import RunFolder
+from orchard.record import Round, by_name
+from orchard.results import Result
 from orchard.rounds import Exchange, form_federation, run_rounds
 
 Progress = Callable[[Exchange], None]
 """Called after every exchange."""
+Stop = Callable[[], bool]
+"""Asked before and after every exchange whether to stop."""
+Data = Sequence[ClientArrays] | FederatedData
+"""Each client's data as arrays, or data loaded before."""
+Wants = Mapping[int, tuple[int, ...]]
+
+CODE = ("orchard", "code", "python", *LIBRARIES)
+"""What of the environment decides a result's last bits."""
 
 
 def run(
-    experiment: Experiment,
-    data: Sequence[ClientArrays] | None = None,
-    *,
-    progress: Progress | None = None,
+    experiment: Experiment, data: Data | None = None, *, progress: Progress | None = None, stop: Stop | None = None
 ) -> Result:
     """Run an experiment in this process.
 
     `data` hands over each client's data as arrays; the experiment's dataset is then "arrays".
     """
+    with _gathered(experiment, data) as parties:
+        if experiment.out is None:
+            return _go_on(parties, None, parties.wants, 0, progress, stop)
+        with RunFolder(_new_folder(experiment.out)).held() as folder:
+            return _begin(parties, folder, progress, stop)
+
+
+def resume(
+    path: Path,
+    data: Data | None = None,
+    *,
+    rounds: int | None = None,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+) -> Result:
+    """Go on with an interrupted run to the result it would have had; with `rounds`, extend it to so many."""
+    experiment = _extended(RunFolder(path).experiment(), rounds).model_copy(update={"out": path})
+    with RunFolder(path).held() as folder:
+        if rounds is None and folder.read("summary.json").get("state") == "finished":
+            return _finished(folder)
+        checkpoint = _usable_checkpoint(folder)
+        with _gathered(experiment, data) as parties:
+            _note_changes(parties, folder)
+            with folder.on_disk():
+                folder.write_experiment(experiment)
+                (path / "summary.json").unlink(missing_ok=True)
+            if checkpoint is None:
+                return _begin(parties, folder, progress, stop)
+            wants = _take_up(parties, folder, checkpoint)
+            return _go_on(parties, folder, wants, checkpoint["rounds"], progress, stop)
+
+
+def load_data(experiment: Experiment, data: Data | None = None) -> FederatedData:
+    """Load and deal out the experiment's data, or take what was handed over."""
+    if isinstance(data, FederatedData):
+        return data
+    if data is not None:
+        if experiment.dataset != "arrays":
+            raise Refusal(f'dataset = {experiment.dataset!r}: data were handed over, so set dataset = "arrays"')
+        return from_arrays(data, experiment)
+    if experiment.dataset == "arrays":
+        raise Refusal("dataset = 'arrays': hand the data over in Python, e.g. orchard.run(experiment, data=[...])")
+    return federated_data(experiment)
+
+
+@dataclass(frozen=True)
+class _Parties:
+    """All who take part in a run in this process, and what it gives."""
+
+    engine: LocalEngine
+    server: Server
+    wants: Wants
+    result: Result
+    fingerprint: str
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.result.experiment
+
+
+@contextmanager
+def _gathered(experiment: Experiment, data: Data | None) -> Iterator[_Parties]:
+    """Bring the parties together; whatever does not fit is refused here, before anything is written."""
     _refuse_missing_device(experiment.device)
     federated = load_data(experiment, data)
     with LocalEngine(experiment, federated) as engine:
         federation = form_federation(experiment, engine)
         server = experiment.method.server(federation)
         wants = engine.start(federation)
-        result = Result(experiment, federated, federation, engine.notes())
-        folder = RunFolder.create(experiment.out, result) if experiment.out else None
-        for exchange in run_rounds(federation, server, engine, wants):
-            finished = result.add(exchange)
-            if folder and finished:
-                folder.append(finished)
-            if progress:
-                progress(exchange)
-            _stop_on_failure(exchange, result, folder)
+        result = Result(experiment, federated.holdings(), federation, by_name(engine.notes()))
+        yield _Parties(engine, server, wants, result, federated.fingerprint())
+
+
+def _begin(parties: _Parties, folder: RunFolder, progress: Progress | None, stop: Stop | None) -> Result:
+    with folder.on_disk():
+        folder.create(parties.result, {**environment(parties.experiment), "data": parties.fingerprint})
+    return _go_on(parties, folder, parties.wants, 0, progress, stop)
+
+
+def _go_on(
+    parties: _Parties,
+    folder: RunFolder | None,
+    wants: Wants,
+    first: int,
+    progress: Progress | None,
+    stop: Stop | None,
+) -> Result:
+    """Run the rounds that are left, and save each."""
+    engine, server, result = parties.engine, parties.server, parties.result
+    stop = stop or (lambda: False)
+    stop()
+    for exchange in run_rounds(result.federation, server, engine, wants, first):
+        finished = result.add(exchange)
         result.models = engine.models()
-    if folder:
-        folder.finish(result)
+        stopping = stop() and exchange.round < parties.experiment.rounds
+        if folder:
+            with folder.on_disk():
+                _save(parties, folder, exchange, finished, stopping)
+        if progress:
+            progress(exchange)
+        failures = exchange.failures()
+        if failures:
+            raise RunFailed("\n".join(failure.reason for failure in failures)) from failures[0].error
+        if stopping:
+            done = f"stopped after round {exchange.round + 1} of {parties.experiment.rounds}"
+            raise Stopped(f"{done}; {folder.way_on()}" if folder else done)
     return result
 
 
-def load_data(experiment: Experiment, data: Sequence[ClientArrays] | None = None) -> FederatedData:
-    """Load and deal out the experiment's data, or take what was handed over."""
-    if data is not None:
-        if experiment.dataset != "arrays":
-            raise Refusal(f'dataset = {experiment.dataset!r}: data were handed over, so set dataset = "arrays"')
-        return from_arrays(data, experiment)
-    if experiment.dataset == "arrays":
-        raise Refusal("dataset = 'arrays': hand the data over in Python: orchard.run(experiment, data=[...])")
-    return federated_data(experiment)
+def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Round | None, stopping: bool) -> None:
+    """Write what an exchange brought; a checkpoint if it is time for one."""
+    experiment, result, r = parties.experiment, parties.result, exchange.round
+    if finished:
+        folder.append(finished)
+    if exchange.failures():
+        reasons = "\n".join(failure.reason for failure in exchange.failures())
+        if r < experiment.rounds:
+            folder.append(result.rounds[-1])
+        state = {"state": "failed", "error": reasons, "rounds": len(result.rounds)}
+        folder.write("summary.json", {**state, **result.description()})
+        return
+    worth, measured = result.rounds_worth_keeping(), result.measured_rounds() - 1
+    if measured >= 0:
+        folder.models.offer(measured, result.models, worth | {measured})
+    if r == experiment.rounds:
+        folder.models.save(worth | {measured})
+        folder.write("summary.json", {"state": "finished", **result.summary()})
+    elif stopping or folder.checkpoint_is_due(r + 1, experiment):
+        content = {
+            "rounds": r + 1,
+            "server": parties.server.state(),
+            "clients": parties.engine.state(),
+            "wants": exchange.wants,
+            "unfinished": result.rounds[-1].as_json(),
+        }
+        folder.write_checkpoint(r + 1, content, worth | {measured} if stopping else worth)
 
 
-def _stop_on_failure(exchange: Exchange, result: Result, folder: "RunFolder | None") -> None:
-    failures = [answer for answer in exchange.answers.values() if isinstance(answer, Failure)]
-    if failures:
-        reasons = "\n".join(failure.reason for failure in failures)
-        if folder:
-            if exchange.round < result.experiment.rounds:
-                folder.append(result.rounds[-1])
-            folder.fail(result, reasons)
-        raise RunFailed(reasons) from failures[0].error
+# --- Taking up an interrupted run ---
+
+
+def _extended(experiment: Experiment, rounds: int | None) -> Experiment:
+    if rounds is None:
+        return experiment
+    if rounds <= experiment.rounds:
+        raise Refusal(f"rounds = {rounds}: the run has {experiment.rounds} already; a run can only be extended")
+    try:
+        return Experiment.model_validate({**dict(experiment), "rounds": rounds})
+    except ValidationError as error:
+        raise Refusal(explain(error)) from None
+
+
+def _finished(folder: RunFolder) -> Result:
+    """Return a finished run's result, read back."""
+    result = folder.result()
+    last = result.rounds[-1].round
+    result.models = [folder.models.read(last, i) for i in range(result.federation.clients)]
+    return result
+
+
+def _usable_checkpoint(folder: RunFolder) -> Any:
+    """Return the newest checkpoint that is whole, saying so if it is not the newest; None if there never was one."""
+    checkpoint, problems = folder.newest_checkpoint()
+    if checkpoint is None and problems:
+        listed = "\n".join(problems)
+        raise Refusal(f"{folder.path}: cannot go on, since no checkpoint is whole:\n{listed}\nstart a new run instead")
+    for problem in problems:
+        after = f"going on from the checkpoint after {checkpoint['rounds']} rounds"
+        warnings.warn(f"{problem}; {after}", ResumeWarning, stacklevel=3)
+    return checkpoint
+
+
+def _note_changes(parties: _Parties, folder: RunFolder) -> None:
+    """Refuse to go on with other data; warn of other code; write down that the run goes on here."""
+    then, now = folder.read("environment.json"), environment(parties.experiment)
+    if not then:  # it was stopped before it began
+        return
+    if then["data"] != parties.fingerprint:
+        raise Refusal(f"{folder.path}: the data are not those the run began with; bring them back, or start a new run")
+    changed = [f"{what} ({then[what]}, now {now[what]})" for what in CODE if then[what] != now[what]]
+    if changed:
+        text = f"since the run began there have changed: {', '.join(changed)}; its result may not be the same"
+        warnings.warn(text, ResumeWarning, stacklevel=3)
+    with folder.on_disk():
+        folder.write("environment.json", {**then, "resumed": [*then.get("resumed", []), now]})
+
+
+def _take_up(parties: _Parties, folder: RunFolder, checkpoint: Mapping[str, Any]) -> Wants:
+    """Bring all parties to where a checkpoint left them; return what each client wants next."""
+    done, result = checkpoint["rounds"], parties.result
+    result.rounds = [*folder.rounds()[: done - 1], Round.from_json(checkpoint["unfinished"])]
+    if len(result.rounds) != done:
+        raise Refusal(f"{folder.path / 'metrics.jsonl'}: lacks rounds that the checkpoint after {done} builds on")
+    try:
+        parties.server.restore(checkpoint["server"])
+        parties.engine.restore(checkpoint["clients"])
+    except (ValueError, KeyError) as error:
+        raise Refusal(f"{folder.path}: its checkpoint does not fit the code: {error}") from None
+    with folder.on_disk():
+        folder.forget(after=done - 1)
+    measured = result.measured_rounds() - 1
+    if parties.engine.models():
+        folder.models.offer(measured, parties.engine.models(), {measured})
+    wants: Wants = checkpoint["wants"]
+    return wants
+
+
+def _new_folder(path: Path) -> Path:
+    """Make a run's folder; one that holds anything is left alone, but for what a run killed at birth leaves."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(not file.name.startswith(".") for file in path.iterdir()):
+            raise Refusal(f"out = '{path}': holds something already; name a new folder")
+    except OSError as error:
+        raise Refusal(f"out = '{path}': cannot be used as a folder: {error.strerror}") from None
+    return path
 
 
 def _refuse_missing_device(name: str) -> None:
@@ -85,67 +263,3 @@ def _refuse_missing_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise Refusal(f"device = {name!r}: is not available here: {str(error).splitlines()[0]}") from None
-
-
-def code_fingerprint(experiment: Experiment) -> str:
-    """Return a hash of the code that decides a result: Orchard's, the method's and the model's."""
-    files = set(Path(__file__).parent.rglob("*.py"))
-    for thing in (type(experiment.method), find_factory(experiment.model)):
-        home = inspect.getsourcefile(inspect.getmodule(thing) or type(None))
-        files |= {Path(home)} if home else set()
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def free_folder(root: Path, experiment: Experiment) -> Path:
-    """Return the first unused name for a run's folder."""
-    data = re.sub(r"[^\w.-]+", "-", Path(experiment.dataset).resolve().name)[:60]  # never a path of its own
-    name = f"{data}-{experiment.partition.name}-{experiment.method.name}-seed{experiment.seed}"
-    candidates = (root / (name if k == 1 else f"{name}-{k}") for k in count(1))
-    return next(path for path in candidates if not path.exists())
-
-
-class RunFolder:
-    """Writes a run's folder as the run goes on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def create(cls, path: Path, result: Result) -> "RunFolder":
-        """Make a new folder; one that holds anything already is left alone."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise Refusal(f"out = '{path}': holds something already; name a new folder")
-        except OSError as error:
-            raise Refusal(f"out = '{path}': cannot be used as a folder: {error.strerror}") from None
-        folder = cls(path)
-        # Without its own folder, so that the file can be run again as it is.
-        definition = result.experiment.model_copy(update={"out": None})
-        (path / "experiment.toml").write_text(definition.to_toml(), "utf-8")
-        folder._write_json("federation.json", result.who_holds_what())
-        return folder
-
-    def append(self, finished: Round) -> None:
-        """Add a round's line to the metrics."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finished.as_json()) + "\n")
-
-    def finish(self, result: Result) -> None:
-        """Write the summary."""
-        made_of = {"code": code_fingerprint(result.experiment), "data": result.data.fingerprint()}
-        self._write_json("summary.json", {"state": "finished", **made_of, **result.summary()})
-
-    def fail(self, result: Result, reasons: str) -> None:
-        """Write why there is no summary."""
-        started = {"state": "failed", "error": reasons, "rounds": len(result.rounds)}
-        self._write_json("summary.json", {**started, **result.description()})
-
-    def _write_json(self, name: str, content: object) -> None:
-        """Write a file whole or not at all."""
-        temporary = self.path / f".{name}.new"
-        temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-        temporary.replace(self.path / name)

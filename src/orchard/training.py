@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from orchard.data import ClientData, Samples
 from orchard.experiment import MOMENTUM, Experiment
+from orchard.measures import Measures, measure
 from orchard.models import seeded_layers
 from orchard.randomness import derived_seed, generator
 from orchard.vector import Network
@@ -22,10 +23,10 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracy of one model on a client's validation and test data."""
+    """How well one model does on a client's validation and test data."""
 
-    validation: float
-    test: float
+    validation: Measures
+    test: Measures
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,11 @@ def check_finite(name: str, values: Tensor) -> None:
 
 def evaluate(site: Site, model: Tensor) -> Scores:
     """Measure a model on the client's validation and test data."""
-    return Scores(
-        accuracy(site.network, model, site.data.validation),
-        accuracy(site.network, model, site.data.test),
-    )
+    return Scores(*(_measured(site.network, model, part) for part in (site.data.validation, site.data.test)))
 
 
-def accuracy(network: Network, model: Tensor, samples: Samples) -> float:
-    """Return the share of samples that a model classifies correctly."""
-    predicted = class_scores(network, model, samples.x).argmax(1)
-    return int((predicted == samples.y).sum()) / len(samples.y)
+def _measured(network: Network, model: Tensor, samples: Samples) -> Measures:
+    return measure(class_scores(network, model, samples.x), samples.y)
 
 
 def mean_loss(network: Network, model: Tensor, samples: Samples) -> float:

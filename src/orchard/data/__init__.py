@@ -1,6 +1,6 @@
 """The data room: a dataset by name, dealt out to clients."""
 
-from orchard.data.clients import ClientArrays, ClientData, FederatedData, deal, federated_data, from_arrays
+from orchard.data.clients import ClientArrays, ClientData, FederatedData, Holdings, deal, federated_data, from_arrays
 from orchard.data.datasets import Dataset, Samples, load_dataset
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "ClientData",
     "Dataset",
     "FederatedData",
+    "Holdings",
     "Samples",
     "deal",
     "federated_data",

@@ -57,6 +57,30 @@ class FederatedData:
             part: [torch.bincount(getattr(c, part).y, minlength=size).tolist() for c in self.clients] for part in PARTS
         }
 
+    def holdings(self) -> "Holdings":
+        """Say who holds what."""
+        matrix = None if self.matrix is None else self.matrix.tolist()
+        names = [client.name for client in self.clients]
+        return Holdings(names, list(self.classes), list(self.shape), matrix, self.class_counts())
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Who holds what: everything about the data but the data."""
+
+    clients: list[str]
+    classes: list[str]
+    shape: list[int]
+    partition_matrix: list[list[float]] | None
+    """Each client's share (columns) of each class (rows), where the data were dealt out by us."""
+    counts: dict[str, list[list[int]]]
+    """Samples of each client (outer) in each class (inner), in the parts train, validation and test."""
+
+    def totals(self) -> Indices:
+        """Return samples by client and class, all parts together."""
+        totals: Indices = np.sum([self.counts[part] for part in PARTS], axis=0)
+        return totals
+
 
 def federated_data(experiment: Experiment) -> FederatedData:
     """Load the experiment's dataset and give every client its part."""

@@ -12,7 +12,7 @@ class Engine(Protocol):
     def enrol(self) -> Sequence[Enrolment]:
         """Ask every client what it brings."""
 
-    def start(self, federation: Federation) -> Sequence[tuple[int, ...]]:
+    def start(self, federation: Federation) -> dict[int, tuple[int, ...]]:
         """Tell every client what the federation is; return what each wants in the first round."""
 
     def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class LocalEngine:
         """Say what each client brings."""
         return [Enrolment(len(client.train.y), self.shape, self.classes) for client in self.data]
 
-    def start(self, federation: Federation) -> Sequence[tuple[int, ...]]:
+    def start(self, federation: Federation) -> dict[int, tuple[int, ...]]:
         """Make the client halves; return what each wants in the first round."""
         self.federation = federation
         method = self.experiment.method
@@ -70,7 +70,7 @@ class LocalEngine:
         refuse_single_samples(probe, self.shape, self.experiment, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
         self.random_layers = draws_randomly(probe, self.shape)
-        return [client.wants(0) for client in self.clients]
+        return {i: client.wants(0) for i, client in enumerate(self.clients)}
 
     def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
         """Let all clients take their turns, the one with the most data first so that none is left to wait for."""
@@ -83,15 +83,29 @@ class LocalEngine:
         return [client.notes() for client in self.clients]
 
     def models(self) -> list[Model]:
-        """Return each client's model as it was last measured at the method's own moment."""
-        return [self._models[i] for i in range(len(self.clients))]
+        """Return each client's model as it was last measured at the method's own moment; none before that."""
+        return [self._models[i] for i in sorted(self._models)]
 
-    def _keeper(self, index: int, network: Network, round: int) -> Keep:
-        """Keep the model that the last round's figures are about."""
+    def state(self) -> list[dict[str, Any]]:
+        """Return all that each client remembers."""
+        halves = zip(self.clients, self.buffers, strict=True)
+        return [{"half": client.state(), "buffers": buffers} for client, buffers in halves]
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over what the clients remembered; what they had just trained is their model again."""
+        for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
+            client.restore(state["half"])
+            self.buffers[i] = state["buffers"]
+            if self.experiment.method.moment == "trained":
+                # By a worker, whose number of threads decides the last bits.
+                self._models[i] = (self._pool.submit(client.personalised).result(), self.buffers[i])
+
+    def _keeper(self, index: int, network: Network) -> Keep:
+        """Keep the model that the round's figures are about; the halves never change one in place."""
 
         def keep(moment: Moment, model: Tensor) -> None:
-            if moment == self.experiment.method.moment and round >= self.experiment.rounds - 1:
-                self._models[index] = (model.clone(), network.buffers())
+            if moment == self.experiment.method.moment:
+                self._models[index] = (model, network.buffers())
 
         return keep
 
@@ -100,7 +114,7 @@ class LocalEngine:
             network = self._network()
             network.load_buffers(self.buffers[index])
             site = Site(index, self.experiment, self.data[index], network, self.random_layers)
-            answer = take_turn(self.clients[index], site, reply, self._keeper(index, network, reply.round))
+            answer = take_turn(self.clients[index], site, reply, self._keeper(index, network))
             if reply.round < self.experiment.rounds:
                 self.buffers[index] = network.buffers()
             return answer

@@ -22,7 +22,9 @@ def take_turn(client: Client, site: Site, reply: Reply, keep: Keep = lambda mome
     finished = False
     try:
         answer = _steps(client, site, reply, keep)
-        finished = reply.round < site.experiment.rounds
+        if reply.round < site.experiment.rounds:
+            client.check_kept(before)
+            finished = True
         return answer
     finally:
         if not finished:

@@ -51,6 +51,8 @@ class APFL(MethodSettings):
 class APFLClient(FedAvgClient):
     """A copy of the global model, as in FedAvg, and beside it the private v and α."""
 
+    keeps = ("model", "private", "alpha")
+
     def __init__(self, settings: APFL, federation: Federation) -> None:
         super().__init__(federation)
         self.adaptive = settings.adaptive

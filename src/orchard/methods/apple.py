@@ -73,6 +73,8 @@ class Apple(MethodSettings):
 class AppleClient(Client):
     """A core model, the directed relationships, and the last copies of the others' cores."""
 
+    keeps = ("core", "relationships", "copies", "downloaded")
+
     def __init__(self, settings: Apple, index: int, federation: Federation) -> None:
         self.settings = settings
         self.index = index
@@ -154,6 +156,8 @@ class AppleClient(Client):
 
 class AppleServer(Server):
     """The core models, and nothing else."""
+
+    keeps = ("cores",)
 
     def __init__(self, settings: Apple, federation: Federation) -> None:
         self.limited = settings.budget is not None

@@ -92,6 +92,8 @@ class FedProxFT(Averaging):
 class FedAvgClient(Client):
     """Trains a copy of the global model."""
 
+    keeps: ClassVar[tuple[str, ...]] = ("model",)
+
     def __init__(self, federation: Federation) -> None:
         self.model = federation.initial_model()
 
@@ -126,6 +128,7 @@ class TuningClient(FedAvgClient):
         self.tuning_epochs = epochs if tuning_epochs is None else tuning_epochs
         self.mu = mu
         self.tuning_is_training = self.tuning_epochs == epochs and mu == 0
+        # From tuning to training, within one turn.
         self.ahead: tuple[Tensor, float, dict[str, Tensor]] | None = None
 
     def fine_tuned(self, site: Site, round: int) -> Tensor:
@@ -148,6 +151,8 @@ class TuningClient(FedAvgClient):
 
 class AveragingServer(Server):
     """The global model."""
+
+    keeps = ("model",)
 
     def __init__(self, federation: Federation) -> None:
         self.model = federation.initial_model()

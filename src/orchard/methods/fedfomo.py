@@ -52,6 +52,8 @@ class FedFomo(MethodSettings):
 class FedFomoClient(Client):
     """The own model, its base, and how much the others' were worth so far."""
 
+    keeps = ("model", "base", "affinity", "weights")
+
     def __init__(self, settings: FedFomo, index: int, federation: Federation) -> None:
         self.index, self.seed = index, federation.experiment.seed
         self.others = [j for j in range(federation.clients) if j != index]
@@ -130,6 +132,8 @@ class FedFomoClient(Client):
 
 class FedFomoServer(Server):
     """The latest trained models."""
+
+    keeps = ("models",)
 
     def __init__(self, federation: Federation) -> None:
         self.models = [federation.initial_model()] * federation.clients

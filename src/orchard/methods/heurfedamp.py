@@ -58,6 +58,8 @@ class HeurFedAMP(MethodSettings):
 class HeurFedAMPClient(Client):
     """An own model, trained from the mixture and not too far from it."""
 
+    keeps = ("model", "mixture")
+
     def __init__(self, settings: HeurFedAMP, index: int, federation: Federation) -> None:
         self.settings, self.index = settings, index
         self.model = self.mixture = federation.initial_model()
@@ -86,7 +88,9 @@ class HeurFedAMPClient(Client):
 
 
 class HeurFedAMPServer(Server):
-    """The last model of every client."""
+    """The last model of every client, and how they are weighed."""
+
+    keeps = ("models", "weights")
 
     def __init__(self, settings: HeurFedAMP, federation: Federation) -> None:
         self.sigma = settings.sigma

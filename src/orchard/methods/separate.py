@@ -29,6 +29,8 @@ class Separate(MethodSettings):
 class SeparateClient(Client):
     """A model of one's own."""
 
+    keeps = ("model",)
+
     def __init__(self, federation: Federation) -> None:
         self.model = federation.initial_model()
 

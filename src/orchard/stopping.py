@@ -1,0 +1,46 @@
+"""Ctrl-C: once to stop after the current round, twice to stop at once."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether to stop. Until it is first asked, Ctrl-C is an ordinary one."""
+    asked = requested = False
+
+    def stop() -> bool:
+        nonlocal asked
+        asked = True
+        return requested
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        if not asked:
+            raise KeyboardInterrupt
+        if requested:
+            # Workers cannot be interrupted, and need not be waited for: what is on the disk is whole.
+            _say("orchard: stopped at once; the last checkpoint holds")
+            os._exit(INTERRUPTED)
+        requested = True
+        _say("orchard: stopping after this round; once more stops at once")
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
+    sys.stderr.write(f"{show_cursor}\n{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,284 @@
+"""A run that was interrupted goes on to the result that it would have had, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orchard
+from crashing import same, started
+from helpers import Dropping, method, small_arrays, small_experiment
+from orchard.errors import ResumeWarning, Stopped
+from orchard.folder import RunFolder
+from orchard.methods import BUILT_IN
+from orchard.results import Result
+from orchard.runs import resume
+from test_vector import Residual
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"method": name} for name in BUILT_IN},
+    "apple-budget": {"method": method("apple", budget=1)},
+    "fedfomo-budget": {"method": method("fedfomo", budget=2)},
+    "fedavg-ft-short": {"method": method("fedavg-ft", tuning_epochs=1)},
+    "dropout": {"model": Dropping},
+}
+_whole: dict[str, Result] = {}
+
+
+def whole(name: str, **changes: Any) -> Result:
+    """The run that nobody interrupts."""
+    key = f"{name} {changes}"
+    if key not in _whole:
+        _whole[key] = orchard.run(small_experiment(**VARIANTS[name], **changes), small_arrays())
+    return _whole[key]
+
+
+def stopped_after(rounds: int, folder: Path, arrays: Any = None, **changes: Any) -> None:
+    """Run until somebody asks it to stop."""
+    asked = iter([False] * rounds)
+    with pytest.raises(Stopped, match=f"stopped after round {rounds} of"):
+        orchard.run(small_experiment(out=folder, **changes), arrays or small_arrays(), stop=lambda: next(asked, True))
+
+
+# --- The same result ---
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_method_goes_on_to_the_same_result(name: str, tmp_path: Path) -> None:
+    for rounds in (1, 3):
+        folder = tmp_path / str(rounds)
+        stopped_after(rounds, folder, **VARIANTS[name])
+        assert same(resume(folder, small_arrays()), whole(name))
+        assert same(resume(folder, small_arrays()), whole(name)), "read back from a finished run"
+
+
+@pytest.mark.parametrize("name", ["apple", "fedavg", "fedavg-ft"])
+def test_batchnorm_statistics_come_back(name: str, tmp_path: Path) -> None:
+    arrays = small_arrays(shape=(2, 6, 6))
+    stopped_after(2, tmp_path / "run", arrays, model=Residual, method=name)
+    undisturbed = orchard.run(small_experiment(model=Residual, method=name), arrays)
+    assert same(resume(tmp_path / "run", arrays), undisturbed)
+
+
+def test_killed_at_any_operation_on_the_disk(tmp_path: Path) -> None:
+    """Wherever it dies, in creating the folder, in a line, in a checkpoint, in deleting an old one."""
+    changes = {**VARIANTS["apple-budget"], "rounds": 3, "checkpoint_every": 1}
+    undisturbed = orchard.run(small_experiment(**changes), small_arrays())
+    died = 0
+    for operation in range(0, 1000, 3):
+        folder = tmp_path / str(operation)
+        process = started(folder=folder, changes=changes, die_at=operation)
+        process.join()
+        if process.exitcode == 0:
+            break
+        died += 1
+        assert process.exitcode == 137
+        if (folder / "experiment.toml").exists():
+            assert same(resume(folder, small_arrays()), undisturbed), f"killed at operation {operation}"
+    assert died > 25
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    draw = random.Random(0)  # noqa: S311
+    names = cycle(name for name in VARIANTS if name != "dropout")
+    kills = 0
+    while kills < 20:
+        name = next(names)
+        folder, changes = tmp_path / f"{kills}-{name}", {**VARIANTS[name], "rounds": 25}
+        process = started(folder=folder, changes=changes)
+        while not (folder / "checkpoints").exists():
+            time.sleep(0.005)
+        process.join(draw.uniform(0, 0.25))
+        kills += process.exitcode is None
+        process.kill()
+        process.join()
+        assert same(resume(folder, small_arrays()), whole(name, rounds=25)), f"{name}, kill {kills}"
+
+
+def test_a_finished_run_is_extended(tmp_path: Path) -> None:
+    orchard.run(small_experiment(out=tmp_path / "run", **VARIANTS["fedavg-ft"]), small_arrays())
+    longer = resume(tmp_path / "run", small_arrays(), rounds=7)
+    assert same(longer, whole("fedavg-ft", rounds=7))
+    assert RunFolder(tmp_path / "run").experiment().rounds == 7
+    assert [leg["rounds"] for leg in RunFolder(tmp_path / "run").read("environment.json")["resumed"]] == [7]
+    with pytest.raises(orchard.Refusal, match="rounds = 7: the run has 7 already"):
+        resume(tmp_path / "run", small_arrays(), rounds=7)
+
+
+# --- Damage ---
+
+
+def newest(folder: Path, suffix: str) -> Path:
+    return sorted((folder / "checkpoints").glob(f"*{suffix}"))[-1]
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-len(content) // 3] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda file: file.write_bytes(b"")])
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(suffix: str, damage: Any, tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run", checkpoint_every=1)
+    file = newest(tmp_path / "run", suffix)
+    damage(file)
+    if suffix == ".json" and not file.exists():  # then it was never there
+        assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+        return
+    with pytest.warns(ResumeWarning) as warned:
+        result = resume(tmp_path / "run", small_arrays())
+    (message,) = [str(warning.message) for warning in warned]
+    assert message.startswith(str(file))
+    assert message.endswith("going on from the checkpoint after 1 rounds")
+    assert same(result, whole("apple"))
+
+
+def test_without_any_whole_checkpoint_it_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run", checkpoint_every=1)
+    lines = (tmp_path / "run/metrics.jsonl").read_text()
+    for file in (tmp_path / "run/checkpoints").glob("*.safetensors"):
+        truncate(file)
+    with pytest.raises(orchard.Refusal, match="no checkpoint is whole") as refusal:
+        resume(tmp_path / "run", small_arrays())
+    assert str(refusal.value).count(".safetensors: cannot be read") == 2
+    assert (tmp_path / "run/metrics.jsonl").read_text() == lines
+
+
+def test_a_damaged_line_of_the_metrics_is_named(tmp_path: Path) -> None:
+    stopped_after(3, tmp_path / "run")
+    file = tmp_path / "run/metrics.jsonl"
+    file.write_text("{" + file.read_text())
+    with pytest.raises(orchard.Refusal, match="line 1 is damaged"):
+        resume(tmp_path / "run", small_arrays())
+
+
+def test_other_data_are_refused_and_other_code_is_said(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run")
+    arrays = small_arrays()
+    arrays[0].x_train[0] += 1
+    with pytest.raises(orchard.Refusal, match="the data are not those the run began with"):
+        resume(tmp_path / "run", arrays)
+    file = tmp_path / "run/environment.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "torch": "1.0"}))
+    with pytest.warns(ResumeWarning, match=r"there have changed: torch \(1.0, now 2"):
+        assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(orchard.Refusal, match="is not the folder of a run"):
+        resume(tmp_path)
+
+
+# --- The lock ---
+
+
+def test_a_folder_in_use_is_refused_and_a_dead_holder_is_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(folder=folder, changes={"rounds": 10_000})
+    while not (folder / "checkpoints").exists():
+        time.sleep(0.01)
+    assert RunFolder(folder).state() == "running"
+    with pytest.raises(orchard.Refusal, match=f"is in use by process {process.pid} on "):
+        resume(folder, small_arrays())
+    process.kill()
+    process.join()
+    assert RunFolder(folder).state() == "interrupted"
+    asked = iter([False])
+    with pytest.raises(Stopped):
+        resume(folder, small_arrays(), stop=lambda: next(asked, True))
+
+
+# --- The disk ---
+
+
+def test_a_folder_that_vanishes(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def vanish(exchange: Any) -> None:
+        if exchange.round == 1:
+            folder.rename(tmp_path / "moved")
+
+    with pytest.raises(orchard.RunFailed, match=r"cannot write .*No such file or directory"):
+        orchard.run(small_experiment(out=folder), small_arrays(), progress=vanish)
+    assert not folder.exists()
+    assert same(resume(tmp_path / "moved", small_arrays()), whole("apple"))
+
+
+FULL = """
+import resource, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+import orchard
+from helpers import small_arrays, small_experiment
+def fill(exchange):
+    if exchange.round == 1:  # from now on no file can grow beyond what a line of metrics takes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    orchard.run(small_experiment(rounds=30, out=Path({out!r})), small_arrays(), progress=fill)
+except orchard.RunFailed as failure:
+    print(failure)
+    sys.exit(1)
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code = FULL.format(path=[str(Path(__file__).parent)], out=str(folder))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.startswith("cannot write ")
+    assert "what was saved is safe; go on with: orchard resume" in ended.stdout
+    assert same(resume(folder, small_arrays()), whole("apple", rounds=30))
+
+
+# --- Ctrl-C ---
+
+
+def digits_run(folder: Path) -> subprocess.Popen[str]:
+    options = ["--rounds", "500", "--set", "model=mlp", "--set", "epochs=1", "--out", str(folder)]
+    command = [sys.executable, "-c", "from orchard.cli import main; main()", "run", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (folder / "checkpoints").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
+def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    process = digits_run(folder)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "orchard: stopping after this round; once more stops at once" in said
+    assert said.rstrip().endswith(f"go on with: orchard resume '{folder}'")
+    checkpoint, problems = RunFolder(folder).newest_checkpoint()
+    assert not problems
+    assert f"stopped after round {checkpoint['rounds']} of 500" in said
+    assert not (folder / ".holder.json").exists()
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    process = digits_run(tmp_path / "run")
+    process.send_signal(signal.SIGSTOP)  # so that both arrive within one round
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped at once" in said
+    assert RunFolder(tmp_path / "run").state() == "interrupted"
