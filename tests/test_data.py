@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment
 from orchard.data import ClientArrays, deal, from_arrays, load_dataset
-from orchard.data.datasets import scaled
-from orchard.data.readers import read_idx
+from orchard.data.readers import Part, read_idx
+from orchard.data.samples import as_samples, image_samples
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, load_experiment
 
@@ -31,11 +31,57 @@ def test_digits_are_28_by_28_and_split_by_class() -> None:
 
 
 def test_scaling_is_to_minus_one_and_one() -> None:
-    grey = np.array([[[0, 255], [51, 102]]], dtype=np.uint8)
-    assert scaled(grey).tolist() == pytest.approx(np.array([[[[-1.0, 1.0], [-0.6, -0.2]]]]))
-    colour = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
-    assert scaled(colour).shape == (1, 3, 2, 2)
-    assert scaled(colour)[0, 2, 1, 0] == scaled(np.full((1, 1, 1), 8, np.uint8))[0, 0, 0, 0]
+    label = np.zeros(1, np.int64)
+    grey = image_samples(Part(np.array([[[0, 255], [51, 102]]], dtype=np.uint8), label), size=2)
+    assert grey.x.tolist() == pytest.approx(np.array([[[[-1.0, 1.0], [-0.6, -0.2]]]]))
+    colour = image_samples(Part(np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3), label), size=2)
+    assert colour.x.shape == (1, 3, 2, 2)
+    assert colour.x[0, 2, 1, 0] == pytest.approx(8 / 255 * 2 - 1)
+
+
+def test_shrinking_averages_all_pixels() -> None:
+    chessboard = (np.indices((1, 56, 56)).sum(axis=0) % 2 * 255).astype(np.uint8)
+    shrunk = image_samples(Part(chessboard, np.zeros(1, np.int64)), size=7).x
+    assert shrunk.shape == (1, 1, 7, 7)
+    assert shrunk.abs().max() < 0.1  # grey: no pixel is left out
+
+
+@pytest.mark.parametrize(
+    ("shape", "becomes"),
+    [
+        ((6,), (6,)),
+        ((8, 9), (1, 8, 9)),
+        ((8, 9, 1), (1, 8, 9)),
+        ((8, 9, 3), (3, 8, 9)),
+        ((8, 9, 4), (4, 8, 9)),
+        ((3, 8, 9), (3, 8, 9)),
+        ((12, 8, 9), (12, 8, 9)),
+        ((1, 8, 8, 8), (1, 8, 8, 8)),
+    ],
+)
+def test_floats_get_their_channels_in_front_and_keep_their_values(
+    shape: tuple[int, ...], becomes: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(5, *shape)).astype(np.float32)
+    samples = as_samples(x, np.zeros(5, int), 28, "here")
+    assert samples.x.shape == (5, *becomes)
+    moved = len(shape) == 3 and becomes != shape
+    np.testing.assert_array_equal(samples.x.movedim(1, -1).numpy() if moved else samples.x.numpy().reshape(x.shape), x)
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((20, 9), 1), ((20, 9, 3), 3), ((3, 20, 9), 3)])
+def test_bytes_of_clients_are_images_of_the_size_that_is_set(shape: tuple[int, ...], channels: int) -> None:
+    x_train, x_test = np.full((20, *shape), 51, np.uint8), np.zeros((4, *shape), np.uint8)
+    arrays = [ClientArrays(x_train, np.arange(20) % 2, x_test, np.ones(4, int))]
+    data = from_arrays(arrays, small_experiment(clients=1, size=14))
+    assert data.shape == (channels, 14, 14)
+    torch.testing.assert_close(data.clients[0].train.x, torch.full((17, channels, 14, 14), -0.6))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_a_shape_that_can_be_read_in_two_ways_is_refused(dtype: type) -> None:
+    with pytest.raises(Refusal, match=r"here: \(5, 3, 8, 3\) does not tell whether channels come first or last"):
+        as_samples(np.zeros((5, 3, 8, 3), dtype), np.zeros(5, int), 28, "here")
 
 
 def test_a_dealt_dataset_is_cut_exactly_and_shared() -> None:
@@ -118,8 +164,11 @@ def write_mnist(folder: Path, labels: list[int], images: int) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([1, 2], "train: 3 samples but 2 labels"),
-        ([1, 2, 10], "train: row 2: label 10, but there are 10 classes from 0"),
+        (
+            [1, 2],
+            r"mnist/train-images-idx3-ubyte\.gz: 3 samples but 2 labels in .*mnist/train-labels-idx1-ubyte\.gz",
+        ),
+        ([1, 2, 10], r"mnist/train-labels-idx1-ubyte\.gz: row 2: label 10, but there are 10 classes from 0"),
     ],
 )
 def test_mnist_files_that_contradict_are_refused(tmp_path: Path, labels: list[int], message: str) -> None:

@@ -69,6 +69,17 @@ def breaks_off(handler: Handler) -> None:
     handler.send(CONTENT[:100_000], announce=len(CONTENT))
 
 
+def breaks_off_early(handler: Handler) -> None:
+    """A server that knows no ranges, on a line that breaks sooner each time."""
+    handler.send(CONTENT[:30_000], announce=len(CONTENT))
+
+
+def a_little_more(handler: Handler) -> None:
+    start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+    content = CONTENT[start : start + 40_000]
+    handler.send(content, announce=len(CONTENT) - start, status=206 if start else 200)
+
+
 def fails(handler: Handler) -> None:
     handler.send(b"sorry", status=503)
 
@@ -94,7 +105,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def is_whole(path: Path) -> bool:
-    return path.read_bytes() == CONTENT and not list(path.parent.glob("*.part"))
+    return path.read_bytes() == CONTENT and not list(path.parent.glob("*.part*"))
 
 
 @pytest.mark.parametrize(
@@ -106,19 +117,33 @@ def is_whole(path: Path) -> bool:
         ([breaks_off, whole], [None, "bytes=100000-"]),
         ([stalls, resumable], [None, "bytes=50000-"]),
         ([wrong, resumable], [None, None]),
+        ([breaks_off, breaks_off_early, resumable], [None, "bytes=100000-", "bytes=100000-"]),
+        ([a_little_more], [None, *(f"bytes={start}-" for start in range(40_000, len(CONTENT), 40_000))]),
+        ([a_little_more, fails, fails, fails, a_little_more, fails, fails, fails, resumable], None),
     ],
-    ids=["smooth", "fails twice", "breaks off", "breaks off, cannot resume", "stalls", "wrong bytes once"],
+    ids=[
+        "smooth",
+        "fails twice",
+        "breaks off",
+        "breaks off, cannot resume",
+        "stalls",
+        "wrong bytes once",
+        "breaks off, then sooner from the start",
+        "breaks off again and again, each time further",
+        "fails often, but never four times in a row",
+    ],
 )
 def test_a_file_arrives_whole(
-    server: Server, tmp_path: Path, behaviours: list[Behaviour], ranges: list[str | None]
+    server: Server, tmp_path: Path, behaviours: list[Behaviour], ranges: list[str | None] | None
 ) -> None:
     server.behaviours = behaviours
     path = fetch.obtain(server.source, tmp_path)
     assert path == tmp_path / "set/data.bin"
     assert is_whole(path)
-    assert server.ranges == ranges
+    asked = list(server.ranges)
+    assert ranges is None or asked == ranges
     fetch.obtain(server.source, tmp_path)
-    assert server.ranges == ranges  # a file that is there is not fetched again
+    assert server.ranges == asked  # a file that is there is not fetched again
 
 
 def test_an_interrupted_process_is_taken_up(server: Server, tmp_path: Path) -> None:
@@ -126,6 +151,26 @@ def test_an_interrupted_process_is_taken_up(server: Server, tmp_path: Path) -> N
     (tmp_path / "set/data.bin.part").write_bytes(CONTENT[:123_456])
     assert is_whole(fetch.obtain(server.source, tmp_path))
     assert server.ranges == ["bytes=123456-"]
+
+
+def test_what_has_come_survives_a_server_that_cannot_resume(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    part = tmp_path / "set/data.bin.part"
+    part.write_bytes(CONTENT[:123_456])
+    server.behaviours = [breaks_off_early]
+    with pytest.raises(Refusal, match="the connection broke after 30000 of 512000 bytes"):
+        fetch.obtain(server.source, tmp_path)
+    assert part.read_bytes() == CONTENT[:123_456]
+    assert not list(part.parent.glob("*.anew"))
+    assert server.ranges == ["bytes=123456-"] * 4  # none of them brought anything new
+
+
+def test_a_part_that_is_longer_than_the_file_is_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/data.bin.part").write_bytes(b"?" * (len(CONTENT) + 1))
+    server.behaviours = [whole]
+    assert is_whole(fetch.obtain(server.source, tmp_path))
+    assert server.ranges == [f"bytes={len(CONTENT) + 1}-"]
 
 
 def test_a_part_that_was_already_whole_is_accepted(server: Server, tmp_path: Path) -> None:
@@ -175,6 +220,21 @@ def test_a_folder_that_cannot_be_written_is_refused(server: Server, tmp_path: Pa
 def fetch_in_process(source: Source, folder: Path) -> None:
     if not is_whole(fetch.obtain(source, folder)):
         os._exit(1)
+
+
+def test_a_killed_process_leaves_what_has_come(server: Server, tmp_path: Path) -> None:
+    server.behaviours = [stalls]
+    process = multiprocessing.get_context("spawn").Process(target=fetch_in_process, args=(server.source, tmp_path))
+    process.start()
+    part = tmp_path / "set/data.bin.part"
+    while not (part.exists() and part.stat().st_size) and process.is_alive():
+        time.sleep(0.05)
+    process.kill()
+    process.join()
+    size = part.stat().st_size
+    server.behaviours, server.ranges = [resumable], []
+    assert is_whole(fetch.obtain(server.source, tmp_path))
+    assert server.ranges == [f"bytes={size}-"]
 
 
 def test_two_processes_at_once_do_not_damage_each_other(server: Server, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from orchard.errors import Refusal
 from orchard.experiment import Experiment, load_experiment
 from orchard.folder import free_folder
 
+CIFAR_AS_JPEG = REAL_DATA / "cifar10-jpeg.tar.xz"
 DRAW = np.random.default_rng(0)
 
 
@@ -42,8 +43,35 @@ def test_an_npz_of_ones_own(tmp_path: Path) -> None:
     dataset = load_dataset(Experiment(dataset=write_npz(tmp_path / "my.npz")))
     assert dataset.train.x.shape == (60, 1, 28, 28)
     assert dataset.classes == ("0", "1", "2")
+    (tmp_path / "my.npz").rename(tmp_path / "MY.NPZ")
+    assert load_dataset(Experiment(dataset=str(tmp_path / "MY.NPZ"))).test.x.shape == (30, 1, 28, 28)
     untested = load_dataset(Experiment(dataset=write_npz(tmp_path / "b.npz", x_test=None, y_test=None)))
     assert (len(untested.train.y), len(untested.test.y)) == (48, 12)
+
+
+def test_byte_images_in_an_npz_have_the_size_that_is_set(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "my.npz", x_train=some_images(60, 40, 30), x_test=some_images(30, 16, 16))
+    dataset = load_dataset(Experiment(dataset=path, size=20))
+    assert dataset.train.x.shape == (60, 1, 20, 20)
+    assert dataset.test.x.shape == (30, 1, 20, 20)
+
+
+@pytest.mark.parametrize("name", ["photo.png", "data.csv"])
+def test_another_kind_of_file_is_refused_with_what_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"something")
+    with pytest.raises(Refusal, match=rf"{name}': is neither an \.npz file nor a folder of images"):
+        load_dataset(Experiment(dataset=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".npz", "folder/" + "x" * 5000])
+def test_an_absurdly_long_name_is_refused(name: str) -> None:
+    with pytest.raises(Refusal, match=r"dataset = '.{59}…': cannot be looked up: File name too long"):
+        Experiment(dataset=name)
+
+
+def test_a_path_that_is_not_text_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"dataset = 'north\\udcff': a path that is not UTF-8"):
+        Experiment(dataset="north\udcff")
 
 
 def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
@@ -59,17 +87,20 @@ def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_train": np.arange(59) % 3}, "train: 60 samples but 59 labels"),
-        ({"y_train": np.linspace(0, 2, 60)}, "train: labels must be one whole number each, not float64"),
+        ({"y_train": np.arange(59) % 3}, "x_train: 60 samples but 59 labels in"),
+        ({"y_train": np.linspace(0, 2, 60)}, "y_train: labels must be one whole number each, not float64"),
         ({"y_train": np.stack([np.arange(60)] * 2, 1)}, "train: labels must be one whole number each, not int64 of"),
-        ({"y_test": np.arange(30) - 7}, "test: row 0: label -7 is below 0"),
+        ({"y_test": np.arange(30) - 7}, "y_test: row 0: label -7 is below 0"),
         ({"x_test": np.full((30, 28, 28), np.nan)}, "test: row 0: holds a value that is not finite"),
         ({"x_train": np.array([None] * 60)}, "'x_train' is an array of Python objects, which is never loaded"),
         ({"x_train": np.zeros((0, 28, 28), np.uint8), "y_train": np.zeros(0, int)}, "expected samples and labels"),
         ({"y_train": np.full(60, 3_000_000)}, "train: row 0: label 3000000 is beyond 9999"),
-        ({"x_val": some_images(3, 9, 9), "y_val": np.arange(3)}, "its parts differ in the shape of samples"),
-        ({"x_train": None}, "expected 'x_train' and 'y_train', or MedMNIST's keys"),
-        ({"x_test": some_images(30, 14, 14)}, "train and test differ in shape: [(1, 14, 14), (1, 28, 28)]"),
+        ({"x_val": some_images(3, 9, 9, 3), "y_val": np.arange(3)}, "its parts differ in the shape of samples"),
+        ({"x_train": None, "y_train": None}, "expected 'x_train' and 'y_train', or MedMNIST's keys"),
+        ({"y_test": None}, "has 'x_test' but no 'y_test'"),
+        ({"x_test": np.zeros((30, 9, 9))}, "its parts differ in the shape of samples: [(1, 9, 9), (1, 28, 28)]"),
+        ({"x_train": some_images(60, 28, 28, 2)}, "x_train: images of bytes have 1, 3 or 4 channels, not the shape"),
+        ({"x_train": np.full((60, 5), 1e300)}, "x_train: row 0: holds a value that is not finite"),
         ({"x_train": np.zeros((60, 28, 28), "U3")}, "expected images of unsigned bytes or floats, got <U3"),
     ],
 )
@@ -97,12 +128,93 @@ def test_a_column_says_whose_a_sample_is(tmp_path: Path) -> None:
     assert [client.name for client in data.clients] == ["north", "south", "west"]
     assert [len(client.train.y) + len(client.validation.y) for client in data.clients] == [20, 20, 20]
     assert data.clients[2].test.y.tolist() == [0] * 10  # west's are rows 0, 3, 6 … of the test data
-    for changed, message in (
-        ("clients=4", "clients = 4: but the data name 3 owners: north, south, west"),
-        ("partition.key=ward", "partition.key = 'ward': no such column; the data have: hospital"),
+    with pytest.raises(
+        Refusal, match=r"clients = 4: but .*owned\.npz names 3 owners \(north, south, west\); set clients"
     ):
-        with pytest.raises(Refusal, match=message):
-            federated_data(load_experiment(assignments=[*settings, changed]))
+        federated_data(load_experiment(assignments=[*settings, "clients=4"]))
+
+
+def by_column(path: str, key: str = "hospital", clients: int = 2) -> Experiment:
+    settings = [f"dataset={path}", f"partition={{name='column', key='{key}'}}", f"clients={clients}"]
+    return load_experiment(assignments=settings)
+
+
+def marked(owners: NDArray[Any]) -> NDArray[np.float32]:
+    """Samples that carry their owner's number, so that they can be told apart after dealing."""
+    return np.repeat(owners.astype(np.float32)[:, None], 3, axis=1)
+
+
+def whose(experiment: Experiment) -> dict[str, tuple[set[float], int]]:
+    """What the samples of each client carry, and how many samples it has."""
+    found = {}
+    for client in federated_data(experiment).clients:
+        x = torch.cat([client.train.x, client.validation.x, client.test.x])
+        found[client.name] = (set(x.flatten().tolist()), len(x))
+    return found
+
+
+@pytest.mark.parametrize("key", ["hospital", "year", "x_ray_unit"])
+@pytest.mark.parametrize("name", ["{key}_{part}", "{part}_{key}"])
+@pytest.mark.parametrize("parts", [("train",), ("train", "test"), ("train", "val"), ("train", "val", "test")])
+def test_a_column_goes_with_its_samples(tmp_path: Path, key: str, name: str, parts: tuple[str, ...]) -> None:
+    arrays: dict[str, NDArray[Any]] = {}
+    for part in parts:
+        owners = DRAW.permutation([7, 11] * 40)
+        arrays |= {f"x_{part}": marked(owners), f"y_{part}": np.arange(80) % 4}
+        arrays[name.format(key=key, part=part)] = owners
+    np.savez(tmp_path / "owned.npz", **arrays)  # type: ignore[arg-type]
+    held = whose(by_column(str(tmp_path / "owned.npz"), key))
+    assert held == {"7": ({7.0}, 40 * len(parts)), "11": ({11.0}, 40 * len(parts))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"partition\.key = 'hospital': has no 'hospital_train'; beside samples and labels it holds: nothing"),
+        ({"ward_train": np.arange(60)}, r"has no 'hospital_train'; beside samples and labels it holds: ward_train"),
+        ({"hospital_train": np.arange(60) % 2}, "has no 'hospital_test'; beside samples and labels it holds"),
+        (
+            {"hospital_train": np.arange(60) % 2, "hospital_test": np.array(["0", "1"] * 15)},
+            "partition.key = 'hospital': owners differ in type: int64 for train, <U1 for test",
+        ),
+        (
+            {"hospital_train": np.arange(60) % 2, "hospital_test": np.zeros(29, int)},
+            "hospital_test: names 29 owners, but x_test holds 30 samples",
+        ),
+        (
+            {"hospital_train": np.arange(60) / 2, "hospital_test": np.zeros(30)},
+            "hospital_train: owners are text or whole numbers, not float64",
+        ),
+        (
+            {
+                "x_val": some_images(3, 28, 28),
+                "y_val": np.arange(3),
+                "hospital_train": np.arange(60) % 2,
+                "hospital_test": np.arange(30) % 2,
+            },
+            "has no 'hospital_val'; beside samples and labels it holds: hospital_test, hospital_train",
+        ),
+    ],
+)
+def test_a_bad_column_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = write_npz(tmp_path / "owned.npz", **changes)
+    with pytest.raises(Refusal, match=rf"owned\.npz: .*{message}"):
+        federated_data(by_column(path))
+
+
+def test_labels_are_not_owners(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"owned\.npz: partition\.key = 'y': has no 'y_train'"):
+        federated_data(by_column(write_npz(tmp_path / "owned.npz"), "y", 3))
+
+
+def test_a_column_needs_its_name_and_an_npz() -> None:
+    with pytest.raises(Refusal) as refusal:
+        load_experiment(overrides={"partition": "column"})
+    assert str(refusal.value) == (
+        "partition.key: is missing; name the column of owners, e.g. --set partition.key=hospital"
+    )
+    with pytest.raises(Refusal, match=r"'column': only an \.npz of your own has columns, not digits"):
+        federated_data(by_column("digits"))
 
 
 def write_images(folder: Path, count: int, mode: str = "L", size: tuple[int, int] = (40, 30)) -> None:
@@ -150,6 +262,21 @@ def test_deep_grey_images_keep_their_shades(tmp_path: Path) -> None:
     Image.fromarray(ramp.astype(np.float32)).save(tmp_path / "a/deep.tif")
     with pytest.raises(Refusal, match=r"deep\.tif: has pixels of 'F' without a known range"):
         load_dataset(Experiment(dataset=str(tmp_path)))
+
+
+def test_palettes_of_shades_are_grey_and_of_colours_are_not(tmp_path: Path) -> None:
+    ramp = np.repeat(np.arange(28, dtype=np.uint8)[None] * 9, 28, axis=0)
+    shades = Image.fromarray(ramp).convert("P")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for k in range(5):
+            shades.save(tmp_path / name / f"{k}.{'png' if k % 2 else 'gif'}")
+    dataset = load_dataset(Experiment(dataset=str(tmp_path)))
+    assert dataset.train.x.shape[1:] == (1, 28, 28)
+    torch.testing.assert_close(dataset.train.x[0, 0], torch.from_numpy(ramp / 255 * 2 - 1).float())
+    shades.putpalette([255, 0, 0] * 256)
+    shades.save(tmp_path / "a/red.png")
+    assert load_dataset(Experiment(dataset=str(tmp_path))).train.x.shape[1:] == (3, 28, 28)
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -239,6 +366,17 @@ def test_cifars_archive_is_read_exactly(tmp_path: Path) -> None:
     assert test.images[0, 3, 5, 2] == raw[1 + 2 * 1024 + 3 * 32 + 5]  # channel by channel, row by row
 
 
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_a_bad_label_of_cifar_names_its_batch_and_row(tmp_path: Path) -> None:
+    batches = cifar_batches(records=3)
+    name = "cifar-10-batches-bin/data_batch_4.bin"
+    content = bytearray(batches[name])
+    content[2 * 3073] = 99
+    cifar_archive(tmp_path / "cifar-10-binary.tar.gz", {**batches, name: bytes(content)})
+    with pytest.raises(Refusal, match=rf"cifar-10-binary\.tar\.gz: {name}: row 2: label 99, but there are 10 classes"):
+        load_dataset(Experiment(dataset="cifar10", data_dir=tmp_path))
+
+
 def test_a_bad_archive_is_refused_and_nothing_is_extracted(tmp_path: Path) -> None:
     good = cifar_batches()
     whole = cifar_archive(tmp_path / "c.tar.gz", good).read_bytes()
@@ -286,6 +424,29 @@ def test_a_medmnist_size_is_read_from_its_own_file_and_others_are_resized(tmp_pa
         assert dataset.classes == ("malignant", "normal or benign")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"val_images": np.zeros((10, 28, 28))}, "val_images: expected grey images of unsigned bytes, got float64"),
+        ({"test_images": some_images(10, 28, 28, 3)}, "test_images: expected grey images of unsigned bytes, got uint8"),
+        ({"test_images": some_images(10, 784)}, "test_images: expected grey images"),
+        ({"test_images": some_images(0, 28, 28)}, "test_images: expected grey images"),
+        ({"train_labels": np.full((10, 1), 2)}, "train_labels: row 0: label 2, but there are 2 classes from 0"),
+        ({"train_labels": np.zeros((9, 1), int)}, "train_images: 10 samples but 9 labels in"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_published_files_must_hold_what_the_catalogue_says(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    arrays: dict[str, NDArray[Any]] = {}
+    for part in ("train", "val", "test"):
+        arrays[f"{part}_images"], arrays[f"{part}_labels"] = some_images(10, 28, 28), np.arange(10)[:, None] % 2
+    np.savez(tmp_path / "breastmnist.npz", **(arrays | changes))
+    with pytest.raises(Refusal, match=rf"breastmnist\.npz: {message}"):
+        load_dataset(Experiment(dataset="breastmnist", data_dir=tmp_path))
+
+
 @pytest.mark.slow
 @needs_real
 @pytest.mark.parametrize("partition", ["pathological", "practical"])
@@ -305,3 +466,19 @@ def test_real_data_train_two_rounds(name: str, partition: str) -> None:
     overrides = {"data_dir": REAL_DATA, "fraction": 1.0 if clients == 3 else 0.2}
     first, second = orchard.run(load_experiment(overrides=overrides, assignments=settings)).rounds
     assert np.mean(np.array(second.loss, dtype=float)) < np.mean(np.array(first.loss, dtype=float))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CIFAR_AS_JPEG.exists(), reason="CIFAR-10 as JPEG files is not there; set ORCHARD_DATA")
+def test_cifar_in_folders_trains_two_rounds(tmp_path: Path) -> None:
+    with tarfile.open(CIFAR_AS_JPEG) as archive:
+        some = [member for member in archive if member.isdir() or member.name.endswith(("0.jpg", "5.jpg"))]
+        archive.extractall(tmp_path, some, filter="data")  # a fifth: tens of thousands of files take minutes
+    for partition in ("pathological", "practical"):
+        settings = [f"dataset={tmp_path}", f"partition={partition}", "rounds=2", "epochs=1", "batch_size=32"]
+        result = orchard.run(load_experiment(assignments=[*settings, "method=fedavg-local"]))
+        assert result.holdings.shape == [3, 28, 28]
+        assert len(result.holdings.classes) == 10
+        assert "airplane" in result.holdings.classes
+        first, second = result.rounds
+        assert np.mean(np.array(second.loss, dtype=float)) < np.mean(np.array(first.loss, dtype=float))

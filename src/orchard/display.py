@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,8 @@ from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
 from orchard.data import federated_data
 from orchard.experiment import Experiment
-from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_table
+from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_tables
+from orchard.layout import readable
 from orchard.listing import listed_runs
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
@@ -31,7 +31,7 @@ PLAIN_WIDTH = 400
 @contextmanager
 def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | None]:
     """Show progress on standard error: a live bar on a terminal, else a plain line a round."""
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if quiet:
         yield None
     elif console.is_terminal:
@@ -94,7 +94,7 @@ class GridWatcher:
 @contextmanager
 def watched_grid(rounds: int, *, quiet: bool) -> Iterator[GridWatcher]:
     """Show the progress of a comparison on standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
     if console.is_terminal and not quiet:
         with _bar(console) as bar:
             yield GridWatcher(rounds, console, bar)
@@ -104,9 +104,9 @@ def watched_grid(rounds: int, *, quiet: bool) -> Iterator[GridWatcher]:
 
 def _bar(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("{task.completed}/{task.total} rounds  {task.fields[figures]}"),
+        TextColumn("{task.completed}/{task.total} rounds  {task.fields[figures]}", markup=False),
         TimeRemainingColumn(compact=True),
         console=console,
     )
@@ -147,19 +147,19 @@ def print_catalogue(data_dir: Path | None) -> None:
 
 def print_holdings(experiment: Experiment, file: Path | None) -> None:
     """Print who holds what, and draw it into a file."""
-    data = federated_data(experiment)
-    name = Path(experiment.dataset).resolve().stem
+    held = federated_data(experiment).holdings()
+    name = readable(Path(experiment.dataset).resolve().stem)
     file = file or Path(f"{name}-{experiment.partition.name}.png")
     console = _output()
-    console.width = PLAIN_WIDTH  # a number that is cut off is worse than a line that wraps
-    console.print(holdings_table(data))
-    console.print(class_legend(data), soft_wrap=True, markup=False)
-    draw_holdings(data, f"{name}, {experiment.partition.name} split", file)
-    console.print(f"drawn in {file}", soft_wrap=True, markup=False)
+    for table in holdings_tables(held, console.width):
+        console.print(table)
+    console.print(class_legend(held), soft_wrap=True, markup=False)
+    draw_holdings(held, f"{name}, {experiment.partition.name} split", file)
+    console.print(f"drawn in {readable(str(file))}", soft_wrap=True, markup=False)
 
 
 def _output() -> Console:
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
@@ -222,12 +222,12 @@ def _table(result: Result) -> Table:
     return table
 
 
-def _row(client: ClientResult) -> list[str]:
+def _row(client: ClientResult) -> list[Text]:
     classes = sorted(client.classes, key=lambda name: -client.classes[name])
     row = [client.name, " ".join(classes), str(client.samples), f"{client.accuracy:.1%}"]
     if client.self_relationship is not None:
         row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
-    return [escape(cell) for cell in row]
+    return [Text(cell) for cell in row]
 
 
 def _when(selected: Selected) -> str:

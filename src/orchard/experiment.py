@@ -24,7 +24,7 @@ from pydantic import (
 
 from orchard.catalogue import CATALOGUE
 from orchard.errors import Refusal
-from orchard.layout import folder_layout, subfolders
+from orchard.layout import folder_layout, shortened, subfolders
 
 if TYPE_CHECKING:
     from orchard.contract import Client, Federation, Server
@@ -98,10 +98,17 @@ class IID(Ownership):
 
 
 class Column(Ownership):
-    """A column of the data, ``<key>_train`` and ``<key>_test`` in an `.npz`, says whose each sample is."""
+    """A column of the data, ``<key>_train`` and so on in an `.npz`, says whose each sample is."""
 
     name: Literal["column"] = "column"
     key: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ask_for_the_key(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "key" not in values:
+            raise ValueError("key: is missing; name the column of owners, e.g. --set partition.key=hospital")
+        return values
 
 
 class Given(Ownership):
@@ -225,7 +232,14 @@ class Experiment(Settings):
 
 def comes_by_client(dataset: str) -> bool:
     """Tell whether a dataset is a folder with one folder for each client."""
-    return dataset not in CATALOGUE and Path(dataset).is_dir() and folder_layout(Path(dataset)) == "clients"
+    try:
+        dataset.encode()
+        is_folder = dataset not in CATALOGUE and Path(dataset).is_dir()
+    except UnicodeEncodeError:
+        raise Refusal(f"dataset = {dataset!r}: a path that is not UTF-8 cannot be written down; rename it") from None
+    except OSError as error:  # a name that the file system cannot take, or a place that it does not show
+        raise Refusal(f"dataset = {shortened(dataset, 60)!r}: cannot be looked up: {error.strerror}") from None
+    return is_folder and folder_layout(Path(dataset)) == "clients"
 
 
 def _dataset_defaults(dataset: str) -> Mapping[str, Any]:

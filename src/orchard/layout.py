@@ -1,5 +1,6 @@
 """How a folder of images is laid out: by class, by part and class, or by client and class."""
 
+import unicodedata
 from pathlib import Path
 from typing import Literal
 
@@ -8,6 +9,8 @@ from orchard.errors import Refusal
 Layout = Literal["classes", "parts", "clients"]
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+NOT_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Unicode's control characters, halves of characters, and ends of lines and paragraphs."""
 
 
 def folder_layout(folder: Path) -> Layout:
@@ -26,11 +29,29 @@ def folder_layout(folder: Path) -> Layout:
 
 def subfolders(folder: Path) -> list[Path]:
     """Return the folders in a folder by name, hidden ones left out."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [path for path in _contents(folder) if path.is_dir()]
 
 
 def images(folder: Path) -> list[Path]:
     """Return the image files in a folder by name, hidden ones left out."""
-    return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+    return [path for path in _contents(folder) if path.suffix.lower() in EXTENSIONS]
+
+
+def _contents(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise Refusal(f"{folder}: cannot be read: {error.strerror}") from None
+
+
+def readable(name: str) -> str:
+    """Return a name as it can be printed and written: what is not text, as bytes of file names may be, is escaped."""
+    return "".join(
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in NOT_TEXT else character
+        for character in name
     )
+
+
+def shortened(name: str, length: int) -> str:
+    """Return a name that fits; a longer one is cut."""
+    return name if len(name) <= length else name[: length - 1] + "…"

@@ -4,8 +4,8 @@ import csv
 import io
 from collections.abc import Sequence
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from orchard.comparison import Comparison, Row, Spread
 
@@ -46,7 +46,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     best = max(row.bmcta.mean for row in rows)
     for row in rows:
-        table.add_row(*map(escape, cells(row)), style="bold" if row.bmcta.mean == best else "")
+        table.add_row(*map(Text, cells(row)), style="bold" if row.bmcta.mean == best else "")
     return table
 
 
@@ -57,18 +57,18 @@ def gains_table(comparison: Comparison, alone: Row) -> Table:
     table.add_column("alone", justify="right")
     others = [row for row in comparison.rows if row is not alone]
     for row in others:
-        table.add_column(escape(row.label), justify="right")
+        table.add_column(Text(row.label), justify="right")
     for i, name in enumerate(comparison.clients):
         gains = [100 * (row.clients[i] - alone.clients[i]) for row in others]
-        table.add_row(escape(name), f"{100 * alone.clients[i]:.1f}", *(_signed(gain) for gain in gains))
+        table.add_row(Text(name), f"{100 * alone.clients[i]:.1f}", *(_signed(gain) for gain in gains))
     return table
 
 
-def _signed(gain: float) -> str:
+def _signed(gain: float) -> Text:
     text = f"{gain:+.1f}"
     if text in ("+0.0", "-0.0"):
-        return "0.0"
-    return f"[green]{text}[/]" if gain > 0 else f"[red]{text}[/]"
+        return Text("0.0")
+    return Text(text, style="green" if gain > 0 else "red")
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -1,7 +1,8 @@
 """The data room: a dataset by name, dealt out to clients."""
 
 from orchard.data.clients import ClientArrays, ClientData, FederatedData, Holdings, deal, federated_data, from_arrays
-from orchard.data.datasets import Dataset, Samples, load_dataset
+from orchard.data.datasets import load_dataset
+from orchard.data.samples import Dataset, Samples
 
 __all__ = [
     "ClientArrays",

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchard.data.datasets import Dataset, Samples, as_samples, load_dataset, numbered_classes, split_by_class
+from orchard.data.datasets import load_dataset
 from orchard.data.folders import alike, class_names, read_class_folders
 from orchard.data.partition import Indices, Matrix, assign, keep_fraction, partition_matrix
+from orchard.data.samples import Dataset, Samples, as_samples, image_samples, numbered_classes, split_by_class
 from orchard.errors import Refusal
 from orchard.experiment import Column, Experiment, Given, comes_by_client
-from orchard.layout import subfolders
+from orchard.layout import readable, subfolders
 from orchard.randomness import generator
 
 TRAINING_SHARE = 0.85
 PARTS = ("train", "validation", "test")
+NAMES_SHOWN = 12
+"""In a message; there may be thousands."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,11 @@ def deal(dataset: Dataset, experiment: Experiment) -> FederatedData:
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
     matrix = None
     if isinstance(experiment.partition, Column):
-        names, mine, tests = _by_owner(dataset, experiment.partition.key, kept)
+        names, mine, tests = _by_owner(dataset, experiment, kept)
     else:
         matrix = partition_matrix(experiment.partition, len(dataset.classes), experiment.clients)
         mine = [kept[part] for part in assign(labels[kept], matrix, seed, "train")]
         tests = assign(dataset.test.y.numpy(), matrix, seed, "test")
-    if len(names) != experiment.clients:
-        raise Refusal(f"clients = {experiment.clients}: but the data name {len(names)} owners: {', '.join(names)}")
     cuts = [_cut(len(part), seed, i) for i, part in enumerate(mine)]
     train = _laid_out(dataset.train, [part[cut[0]] for part, cut in zip(mine, cuts, strict=True)])
     validation = _laid_out(dataset.train, [part[cut[1]] for part, cut in zip(mine, cuts, strict=True)])
@@ -116,16 +117,22 @@ def deal(dataset: Dataset, experiment: Experiment) -> FederatedData:
     return _checked([ClientData(*parts) for parts in clients], dataset.classes, matrix)
 
 
-def _by_owner(dataset: Dataset, key: str, kept: Indices) -> tuple[list[str], list[Indices], list[Indices]]:
+def _by_owner(
+    dataset: Dataset, experiment: Experiment, kept: Indices
+) -> tuple[list[str], list[Indices], list[Indices]]:
     """Return the owners that a column names, and the indices of their training and test samples."""
-    if key not in dataset.owners:
-        raise Refusal(f"partition.key = {key!r}: no such column; the data have: {', '.join(dataset.owners) or 'none'}")
-    train, test = (column.reshape(-1) for column in dataset.owners[key])
-    if (len(train), len(test)) != (len(dataset.train.y), len(dataset.test.y)):
-        raise Refusal(f"partition.key = {key!r}: the column does not name an owner for every sample")
+    if dataset.owners is None:
+        raise Refusal(f"partition.name = 'column': only an .npz of your own has columns, not {experiment.dataset}")
+    train, test = dataset.owners
     owners = np.unique(np.concatenate([train, test]))
-    mine = [kept[train[kept] == owner] for owner in owners]
-    return [str(owner) for owner in owners], mine, [np.flatnonzero(test == owner) for owner in owners]
+    names = [str(owner) for owner in owners]
+    if len(names) != experiment.clients:
+        some = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
+        raise Refusal(
+            f"clients = {experiment.clients}: but {experiment.dataset} names {len(names)} owners ({some}); "
+            f"set clients = {len(names)}"
+        )
+    return names, [kept[train[kept] == owner] for owner in owners], [np.flatnonzero(test == owner) for owner in owners]
 
 
 def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
@@ -137,9 +144,9 @@ def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
     parts = alike([read_class_folders(home, classes, experiment.size) for home in homes])
     clients = []
     for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
-        train, test = split_by_class(as_samples(part.images, part.labels, str(home)))
-        kept = torch.from_numpy(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
-        train, validation = _cut_off(Samples(train.x[kept], train.y[kept]), experiment.partition.seed, i)
+        train, test = split_by_class(image_samples(part, experiment.size))
+        train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
+        train, validation = _cut_off(train, experiment.partition.seed, i)
         clients.append(ClientData(home.name, train, validation, test))
     return _checked(clients, classes)
 
@@ -160,14 +167,16 @@ def _laid_out(samples: Samples, parts: Sequence[Indices]) -> list[Samples]:
 
 def _cut_off(train: Samples, seed: int, client: int) -> tuple[Samples, Samples]:
     first, rest = _cut(len(train.y), seed, client)
-    return Samples(train.x[first], train.y[first]), Samples(train.x[rest], train.y[rest])
+    return train.take(first), train.take(rest)
 
 
 def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Matrix | None = None) -> FederatedData:
     """Refuse clients without data, of the same name, or whose samples differ in shape."""
+    clients = [replace(client, name=readable(client.name)) for client in clients]
     names = [client.name for client in clients]
     if len(set(names)) < len(names):
-        raise Refusal(f"data: two clients have the same name: {', '.join(names)}")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refusal(f"data: two clients have the same name: {twice}")
     for client in clients:
         for part in PARTS:
             if len(getattr(client, part).y) == 0:
@@ -185,8 +194,9 @@ def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Ma
 class ClientArrays:
     """One client's data as arrays.
 
-    Unsigned bytes are images, n×h×w or n×h×w×channels, and are scaled to [−1, 1]; floats are taken as they
-    are. Without a validation part, 15 % of the training part is cut off for it.
+    Unsigned bytes are images, n×h×w or n×h×w×channels, scaled to [−1, 1] and resized to the experiment's `size`;
+    floats are neither scaled nor resized, but floats of those two shapes get their channels in front as images do.
+    Without a validation part, 15 % of the training part is cut off for it.
     """
 
     x_train: NDArray[Any]
@@ -202,18 +212,18 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
     """Take the data of each client as it is given."""
     if len(arrays) != experiment.clients:
         raise Refusal(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
-    clients = []
+    clients, size = [], experiment.size
     for i, given in enumerate(arrays):
         name = given.name or f"client {i}"
-        train = as_samples(given.x_train, given.y_train, f"{name}: train")
-        kept = torch.from_numpy(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
-        train = Samples(train.x[kept], train.y[kept])
+        train = as_samples(given.x_train, given.y_train, size, f"{name}: train")
+        train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
         if (given.x_validation is None) != (given.y_validation is None):
             raise Refusal(f"{name}: validation: samples and labels must be given together")
         if given.x_validation is not None and given.y_validation is not None:
-            validation = as_samples(given.x_validation, given.y_validation, f"{name}: validation")
+            validation = as_samples(given.x_validation, given.y_validation, size, f"{name}: validation")
         else:
             train, validation = _cut_off(train, experiment.partition.seed, i)
-        clients.append(ClientData(name, train, validation, as_samples(given.x_test, given.y_test, f"{name}: test")))
+        test = as_samples(given.x_test, given.y_test, size, f"{name}: test")
+        clients.append(ClientData(name, train, validation, test))
     labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
     return _checked(clients, numbered_classes(labels))

@@ -1,7 +1,8 @@
 """Published files: found in the data folder, or downloaded into it, and checked either way.
 
 A download goes into a `.part` file and takes its name only when its checksum is right, so that what has the name is
-whole. An interrupted one is taken up where it stopped. A lock lets two processes want the same file at once.
+whole. An interrupted one is taken up where it stopped, and nothing that has come is lost to a server that cannot
+resume. A lock lets two processes want the same file at once.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock
@@ -24,10 +26,11 @@ from orchard.catalogue import Source
 from orchard.errors import DataWarning, Refusal
 
 ATTEMPTS = 4
+"""In a row without progress, or with a whole file that is wrong."""
 PATIENCE = 30.0
 """Seconds without a byte after which a connection counts as dead."""
 PAUSE = 1.0
-"""Seconds before the second attempt; twice as long before each further one."""
+"""Seconds before the second attempt; twice as long before each further one that is in vain."""
 CHUNK = 1 << 18
 
 
@@ -73,23 +76,30 @@ def _warn_of_another_checksum(target: Path, source: Source) -> None:
 
 
 def _download(source: Source, target: Path) -> None:
+    """Fetch a file, for as long as bytes arrive: only attempts in a row that bring nothing are counted."""
     part = target.with_name(f"{target.name}.part")
     problem: Exception | None = None
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(PAUSE * 2 ** (attempt - 1))
+    idle = wrong = 0
+    for attempt in count():
         address = source.addresses[attempt % len(source.addresses)]
+        before = _size(part)
         try:
             _stream(address, part, target.name)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
             problem = error
-            continue
-        found = md5(part)
-        if found == source.md5:
-            part.replace(target)
-            return
-        part.unlink()
-        problem = ValueError(f"what {address} sends has MD5 {found}, not {source.md5}")
+            idle = 0 if _size(part) > before else idle + 1
+        else:
+            found = md5(part)
+            if found == source.md5:
+                _anew(part).unlink(missing_ok=True)
+                part.replace(target)
+                return
+            part.unlink()
+            problem = ValueError(f"what {address} sends has MD5 {found}, not {source.md5}")
+            wrong += 1
+        if max(idle, wrong) == ATTEMPTS:
+            break
+        time.sleep(PAUSE * 2 ** (max(idle, wrong, 1) - 1))
     raise Refusal(
         f"{target.name} cannot be downloaded: {problem}\n"
         f"Without a connection, fetch it elsewhere and put it there by hand:\n"
@@ -98,8 +108,11 @@ def _download(source: Source, target: Path) -> None:
 
 
 def _stream(address: str, part: Path, name: str) -> None:
-    """Append what is missing of a file; a server that cannot resume sends it all anew."""
-    have = part.stat().st_size if part.exists() else 0
+    """Append what is missing of a file.
+
+    A server that cannot resume sends it all anew; that goes beside what we have, and takes its place once it is more.
+    """
+    have = _size(part)
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
     try:
         response = urllib.request.urlopen(request, timeout=PATIENCE)  # noqa: S310 (the catalogue's addresses)
@@ -114,13 +127,29 @@ def _stream(address: str, part: Path, name: str) -> None:
         start = have if resumed else 0
         total = start + int(length) if length and length.isdecimal() else None
         task = bar.add_task(name, total=total, completed=start)
-        with part.open("ab" if resumed else "wb") as file:
-            while chunk := _received(response):
-                file.write(chunk)
-                bar.advance(task, len(chunk))
-            size = file.tell()
-    if total is not None and size < total:
-        raise ConnectionError(f"the connection broke after {size} of {total} bytes")
+        file = part if resumed or not have else _anew(part)
+        try:
+            with file.open("ab" if resumed else "wb") as opened:
+                while chunk := _received(response):
+                    opened.write(chunk)
+                    bar.advance(task, len(chunk))
+            size = _size(file)
+            if total is not None and size < total:
+                raise ConnectionError(f"the connection broke after {size} of {total} bytes")
+            file.replace(part)
+        finally:
+            if _size(file) > have:
+                file.replace(part)
+            elif file != part:
+                file.unlink(missing_ok=True)
+
+
+def _anew(part: Path) -> Path:
+    return part.with_name(f"{part.name}.anew")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _received(response: http.client.HTTPResponse) -> bytes:
@@ -133,7 +162,12 @@ def _received(response: http.client.HTTPResponse) -> bytes:
 
 def _progress(name: str) -> Progress:
     console = Console(stderr=True)
-    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("fetching {task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 

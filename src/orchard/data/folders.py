@@ -10,14 +10,15 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from orchard.data.readers import Part
 from orchard.errors import Refusal
-from orchard.layout import images, subfolders
+from orchard.layout import images, readable, subfolders
 
 GREY_MODES = frozenset({"1", "L", "LA"})
+PALETTE_MODES = frozenset({"P", "PA"})
 
 
 def class_names(folders: Sequence[Path]) -> tuple[str, ...]:
     """Return the names of all classes that some of these folders hold."""
-    return tuple(sorted({inner.name for folder in folders for inner in subfolders(folder)}))
+    return tuple(sorted({readable(inner.name) for folder in folders for inner in subfolders(folder)}))
 
 
 def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> Part:
@@ -29,7 +30,7 @@ def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> Part:
         if not found:
             raise Refusal(f"{inner}: holds no image")
         files += found
-        labels += [classes.index(inner.name)] * len(found)
+        labels += [classes.index(readable(inner.name))] * len(found)
     if not files:
         raise Refusal(f"{folder}: holds no class folder")
     with ThreadPoolExecutor() as pool:
@@ -41,12 +42,20 @@ def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
             image = _in_bytes(ImageOps.exif_transpose(opened), file)
-            plain = image.convert("L" if image.mode in GREY_MODES else "RGB")
+            plain = image.convert("L" if _is_grey(image) else "RGB")
             if plain.size != (size, size):
                 plain = plain.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(plain)
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise Refusal(f"{file}: cannot be read as an image: {error}") from None
+
+
+def _is_grey(image: Image.Image) -> bool:
+    """Tell whether an image has shades alone; of a palette, the colours that are used count."""
+    if image.mode not in PALETTE_MODES:
+        return image.mode in GREY_MODES
+    colours = np.asarray(image.convert("RGB"))
+    return bool((colours == colours[..., :1]).all())
 
 
 def _in_bytes(image: Image.Image, file: Path) -> Image.Image:

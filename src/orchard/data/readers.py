@@ -17,6 +17,7 @@ from orchard.errors import Refusal
 UNSIGNED_BYTE = 0x08
 CIFAR_RECORD = 1 + 3 * 32 * 32
 CIFAR_FOLDER = "cifar-10-batches-bin"
+CIFAR_CLASSES = 10
 
 
 class Part(NamedTuple):
@@ -71,8 +72,11 @@ def _cifar_batch(content: bytes, place: str) -> Part:
     if not content or len(content) % CIFAR_RECORD:
         raise Refusal(f"{place}: its {len(content)} bytes are not whole records of {CIFAR_RECORD}")
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
-    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return Part(images, records[:, 0])
+    images, labels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
+    if labels.max() >= CIFAR_CLASSES:  # checked here, where the row within the batch is known
+        row = int(labels.argmax())
+        raise Refusal(f"{place}: row {row}: label {labels[row]}, but there are {CIFAR_CLASSES} classes from 0")
+    return Part(images, labels)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

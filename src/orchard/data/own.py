@@ -1,0 +1,111 @@
+"""One's own data: arrays in an `.npz`, or images in folders."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from orchard.data.folders import alike, class_names, read_class_folders
+from orchard.data.readers import read_npz
+from orchard.data.samples import (
+    Dataset,
+    as_samples,
+    image_samples,
+    joined,
+    numbered_classes,
+    refuse_mixed_shapes,
+    split_by_class,
+    split_rows,
+)
+from orchard.errors import Refusal
+from orchard.experiment import Column, Experiment
+from orchard.layout import folder_layout, subfolders
+
+Arrays = Mapping[str, NDArray[Any]]
+Keys = Mapping[str, tuple[str, str]]
+"""The names of the arrays of samples and of labels, by part."""
+
+PARTS = ("train", "val", "test")
+OWNER_KINDS = "Uiu"
+"""Text and whole numbers, as NumPy abbreviates them."""
+
+
+def own_arrays(path: Path, experiment: Experiment) -> Dataset:
+    """Load an `.npz` with MedMNIST's keys or ones like `x_train` and `y_train`; `val` is joined to `train`."""
+    arrays = read_npz(path)
+    keys = _keys(arrays, path)
+    parts = {
+        part: as_samples(arrays[x], arrays[y], experiment.size, f"{path}: {x}", f"{path}: {y}")
+        for part, (x, y) in keys.items()
+    }
+    refuse_mixed_shapes(list(parts.values()), str(path))
+    training = [part for part in ("train", "val") if part in parts]
+    train = joined([parts[part] for part in training], str(path))
+    classes = numbered_classes(torch.cat([samples.y for samples in parts.values()]))
+    column = experiment.partition.key if isinstance(experiment.partition, Column) else None
+    owners = _owners(arrays, keys, column, path) if column is not None else {}
+    whose = np.concatenate([owners[part] for part in training]) if owners else None
+    if "test" in parts:
+        return Dataset(train, parts["test"], classes, None if whose is None else (whose, owners["test"]))
+    first, second = split_rows(train.y.numpy())
+    dealt = None if whose is None else (whose[first], whose[second])
+    return Dataset(train.take(first), train.take(second), classes, dealt)
+
+
+def _keys(arrays: Arrays, path: Path) -> Keys:
+    found: dict[str, tuple[str, str]] = {}
+    for part in PARTS:
+        for pair in ((f"{part}_images", f"{part}_labels"), (f"x_{part}", f"y_{part}")):
+            there = [key for key in pair if key in arrays]
+            if len(there) == 1:
+                missing = pair[1 - pair.index(there[0])]
+                raise Refusal(f"{path}: has '{there[0]}' but no '{missing}'; it holds {sorted(arrays)}")
+            if there:
+                found[part] = pair
+    if "train" not in found:
+        raise Refusal(f"{path}: expected 'x_train' and 'y_train', or MedMNIST's keys; it holds {sorted(arrays)}")
+    return found
+
+
+def _owners(arrays: Arrays, keys: Keys, key: str, path: Path) -> dict[str, NDArray[Any]]:
+    """Return, part by part, the column that says whose each sample is."""
+    taken = {name for pair in keys.values() for name in pair}
+    columns: dict[str, NDArray[Any]] = {}
+    for part, (x, _) in keys.items():
+        names = [name for name in (f"{key}_{part}", f"{part}_{key}") if name in arrays and name not in taken]
+        if not names:
+            others = sorted(arrays.keys() - taken)
+            raise Refusal(
+                f"{path}: partition.key = {key!r}: has no '{key}_{part}'; "
+                f"beside samples and labels it holds: {', '.join(others) or 'nothing'}"
+            )
+        column = arrays[names[0]].reshape(-1)
+        if len(column) != len(arrays[x]):
+            raise Refusal(f"{path}: {names[0]}: names {len(column)} owners, but {x} holds {len(arrays[x])} samples")
+        if column.dtype.kind not in OWNER_KINDS:
+            raise Refusal(f"{path}: {names[0]}: owners are text or whole numbers, not {column.dtype}")
+        columns[part] = column
+    if len({column.dtype.kind for column in columns.values()}) > 1:
+        types = ", ".join(f"{column.dtype} for {part}" for part, column in columns.items())
+        raise Refusal(f"{path}: partition.key = {key!r}: owners differ in type: {types}; save them all as one type")
+    return columns
+
+
+def own_images(folder: Path, size: int) -> Dataset:
+    """Load `train/<class>/…` with `test/<class>/…` beside it, or `<class>/…` split by us."""
+    if folder_layout(folder) == "classes":
+        classes = class_names([folder])
+        everything = image_samples(read_class_folders(folder, classes, size), size)
+        return Dataset(*split_by_class(everything), classes)
+    homes = {path.name: path for path in subfolders(folder)}
+    strange = homes.keys() - set(PARTS)
+    if strange:
+        raise Refusal(f"{folder}: beside 'train' only 'val' and 'test' are expected, not {sorted(strange)}")
+    classes = class_names(list(homes.values()))
+    stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
+    parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
+    train = joined([parts[name] for name in ("train", "val") if name in parts], str(folder))
+    return Dataset(*((train, parts["test"]) if "test" in parts else split_by_class(train)), classes)
