@@ -132,8 +132,11 @@ def content_name(tensor: Tensor) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write tensors, with a few words about them, whole or not at all."""
     temporary = path.with_name(f".{path.name}.new")
+    temporary.touch()
+    mode = temporary.stat().st_mode
     try:
         save_file(dict(tensors), temporary, dict(about) if about else None)
+        temporary.chmod(mode)  # which the library makes readable to its owner alone
     except SafetensorError as error:
         raise OSError(0, str(error)) from None
     _settle(temporary, path)

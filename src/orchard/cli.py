@@ -178,6 +178,47 @@ def list_runs(
     print_runs(root)
 
 
+class Round(StrEnum):
+    """Which round's model."""
+
+    best = "best"
+    last = "last"
+    validation = "validation"
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    client: Annotated[str, typer.Option(help="The client's number, from 0, or its name.")],
+    to: Annotated[Path, typer.Option(help="The file: .safetensors, .pt2 or .onnx.")],
+    round: Annotated[
+        Round, typer.Option("--round", help="The round of the best mean test or validation accuracy, or the last.")
+    ] = Round.validation,
+) -> None:
+    """Write a client's personalised model to be used, with a model card beside it."""
+    from orchard.export import export_model
+
+    card = export_model(run, client, to, round.value)
+    typer.echo(f"written: {to}, described in {card}", err=True)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="An exported model, .safetensors or .onnx.")],
+    samples: Annotated[list[Path], typer.Argument(help="Images, folders of images, or an .npz.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The CSV file; default: standard output.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--model", help='The network, where it is your own: "package.module:factory".')
+    ] = None,
+) -> None:
+    """Classify images with an exported model; write CSV with probabilities."""
+    from orchard.display import print_predictions
+
+    print_predictions(model, samples, output, factory)
+
+
 @app.command()
 def compare(
     experiment: ExperimentFile = None,

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +15,12 @@ from rich.text import Text
 from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
 from orchard.data import federated_data
+from orchard.errors import Refusal
 from orchard.experiment import Experiment
 from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_tables
 from orchard.layout import readable
 from orchard.listing import listed_runs
+from orchard.prediction import batches, classify, load_classifier
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
@@ -163,6 +165,22 @@ def _output() -> Console:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
+
+
+def print_predictions(model: Path, samples: Sequence[Path], output: Path | None, factory: str | None) -> None:
+    """Classify samples and write CSV; say on standard error how many there were and, if it is known, how many right."""
+    classifier = load_classifier(model, factory)
+    found = batches(samples, classifier)
+    if output is None:
+        count, accuracy = classify(classifier, found, sys.stdout)
+    else:
+        try:
+            with output.open("w", encoding="utf-8", newline="") as file:
+                count, accuracy = classify(classifier, found, file)
+        except OSError as error:
+            raise Refusal(f"{output}: cannot be written: {error.strerror}") from None
+    said = "" if accuracy is None else f", accuracy {accuracy:.4%}"
+    Console(stderr=True, highlight=False).print(f"{count} samples{said}")
 
 
 def print_runs(root: Path) -> None:

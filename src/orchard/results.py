@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from orchard.contract import Answer, Failure, Federation
 from orchard.data import Holdings
@@ -193,7 +193,10 @@ class Result:
 
     def personalised(self, client: int) -> nn.Module:
         """Return a client's model as an ordinary module, ready to use."""
-        vector, buffers = self.models[client]
+        return self.module(*self.models[client])
+
+    def module(self, vector: Tensor, buffers: dict[str, Tensor]) -> nn.Module:
+        """Make an ordinary module of a model."""
         network = self.federation.network()
         network.vector.copy_(vector)
         network.load_buffers(buffers)

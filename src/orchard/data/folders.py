@@ -38,6 +38,15 @@ def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> Part:
     return Part(_stacked(pixels), np.array(labels, dtype=np.int64))
 
 
+def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.uint8]:
+    """Read images as size×size, all in grey (one channel) or all in colour (three)."""
+    with ThreadPoolExecutor() as pool:
+        pixels = list(pool.map(lambda file: _read(file, size), files))
+    if channels == 1:
+        return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in pixels])
+    return np.stack([image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in pixels])
+
+
 def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:

@@ -63,16 +63,19 @@ def as_samples(x: NDArray[Any], y: NDArray[Any], size: int, place: str, labels_p
     if x.ndim < 2 or y.ndim < 1 or len(x) == 0:
         raise Refusal(f"{place}: expected samples and labels, got arrays of shape {x.shape} and {y.shape}")
     labels = checked_labels(y, len(x), place, labels_place)
+    return Samples(as_inputs(x, size, place), torch.from_numpy(labels))
+
+
+def as_inputs(x: NDArray[Any], size: int, place: str) -> Tensor:
+    """Prepare somebody's samples, with or without labels."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         pixels = channels_first(x, place)
         if pixels.shape[1] not in CHANNELS:
             raise Refusal(f"{place}: images of bytes have 1, 3 or 4 channels, not the shape {x.shape}")
-        inputs = _scaled_and_resized(pixels, size)
-    elif np.issubdtype(x.dtype, np.floating):
-        inputs = _finite(channels_first(x, place), place)
-    else:
-        raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
-    return Samples(inputs, torch.from_numpy(labels))
+        return _scaled_and_resized(pixels, size)
+    if np.issubdtype(x.dtype, np.floating):
+        return _finite(channels_first(x, place), place)
+    raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
 
 
 def checked_labels(

@@ -1,0 +1,103 @@
+"""The model card: what a person should know before using an exported model."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchard.catalogue import CATALOGUE
+from orchard.results import Result
+from orchard.training import Scores
+
+RULES = {
+    "best": "the round with the best mean test accuracy of all clients. It was chosen on test data, so its figures "
+    "are a little too good",
+    "last": "the last round",
+    "validation": "the round with the best mean validation accuracy of all clients",
+}
+
+
+def model_card(result: Result, client: int, about: Mapping[str, Any], file: Path) -> str:
+    """Return a card in Markdown."""
+    scores = getattr(result.rounds[about["round"]], result.experiment.method.moment)[client]
+    return "\n".join(
+        [
+            f"# {file.name}: the personalised model of {about['client']}",
+            "",
+            f"Trained with Orchard {about['orchard']} by {len(result.holdings.clients)} clients together, with the "
+            f"method `{about['method']}`. It is the model that {about['client']} would use, for data like its own.",
+            "",
+            "## How good it is",
+            "",
+            *_figures(scores, result, client),
+            "",
+            f"These are of round {about['round']} (counted from 0): {RULES[about['chosen']]}.",
+            "",
+            "## What it was trained on",
+            "",
+            *_data(result, client),
+            "",
+            "## How it was trained",
+            "",
+            "```toml",
+            result.experiment.model_copy(update={"out": None, "data_dir": None}).to_toml().strip(),
+            "```",
+            "",
+            "## How to use it",
+            "",
+            *_use(about, file),
+            "",
+            "## Limits",
+            "",
+            "The figures hold for data like this client's test data, and for nothing else. It has not been examined as "
+            "a medical device, nor for fairness between groups of people.",
+            "",
+            f"SHA-256 of the file: `{hashlib.sha256(file.read_bytes()).hexdigest()}`",
+            "",
+        ]
+    )
+
+
+def _figures(scores: Scores, result: Result, client: int) -> list[str]:
+    lines = ["| on its own | samples | accuracy | balanced accuracy | AUROC |", "|---|---|---|---|---|"]
+    for part in ("test", "validation"):
+        samples = sum(result.holdings.counts[part][client])
+        values = ("not defined" if value is None else f"{value:.4f}" for value in getattr(scores, part))
+        lines.append(f"| {part} data | {samples} | {' | '.join(values)} |")
+    if any(value is None for value in (*scores.test, *scores.validation)):
+        lines += ["", "Balanced accuracy and AUROC compare classes, and are not defined where all samples are of one."]
+    return lines
+
+
+def _data(result: Result, client: int) -> list[str]:
+    holdings, experiment = result.holdings, result.experiment
+    name = Path(experiment.dataset).name
+    lines = [f"`{name}`, partition `{experiment.partition.name}`. This client's samples, by class:", ""]
+    lines += ["| class | train | validation | test |", "|---|---|---|---|"]
+    for k, label in enumerate(holdings.classes):
+        counts = [str(holdings.counts[part][client][k]) for part in ("train", "validation", "test")]
+        lines.append(f"| {_cell(label)} | {' | '.join(counts)} |")
+    entry = CATALOGUE.get(experiment.dataset)
+    if entry:
+        return [*lines, "", f"Licence of the data: {entry.licence}. Please cite {entry.citation}."]
+    return [*lines, "", "Licence of the data: known to those who brought them."]
+
+
+def _use(about: Mapping[str, Any], file: Path) -> list[str]:
+    shape = "×".join(map(str, about["shape"]))
+    classes = ", ".join(_cell(name) for name in about["classes"])
+    return [
+        "```",
+        f"orchard predict {file.name} images...",
+        "```",
+        "",
+        f"- Input: a batch of samples of shape {shape}, float32.",
+        "- Images: channels first, resized to that size (bilinear), pixels scaled from 0 … 255 to −1 … 1, "
+        "i.e. (x/255 − 0.5)/0.5. Other arrays: as they were given for training.",
+        f"- Output: a score for each class; their softmax are probabilities. Classes, in order: {classes}.",
+        f"- Architecture: `{about['model']}`.",
+    ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

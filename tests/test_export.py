@@ -1,0 +1,232 @@
+"""A personalised model leaves the run folder, and does elsewhere what it did in the run."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import orchard
+from helpers import Dropping, orchard_command, small_arrays, small_experiment
+from orchard.data import ClientArrays, from_arrays
+from orchard.export import Choice, export_model
+from orchard.folder import RunFolder
+from orchard.prediction import batches, classify, load_classifier
+from orchard.results import Result
+from test_vector import Residual
+
+FORMATS = (".safetensors", ".pt2", ".onnx")
+CHOICES: tuple[Choice, ...] = ("best", "last", "validation")
+SHAPE = (1, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Twelve rounds of a CNN, whose best round is not its last."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    experiment = small_experiment(model="cnn", rounds=6, epochs=1, out=folder, checkpoint_every=4)
+    return orchard.run(experiment, small_arrays(shape=SHAPE))
+
+
+def folder_of(result: Result) -> Path:
+    assert result.experiment.out is not None
+    return result.experiment.out
+
+
+def predicted(model: Path, x: np.ndarray, y: np.ndarray | None, factory: str | None = None) -> float | None:
+    """The accuracy that `predict` gives on an .npz."""
+    arrays = {"x": x} if y is None else {"x": x, "y": y}
+    np.savez(model.with_suffix(".npz"), **arrays)  # type: ignore[arg-type]
+    classifier = load_classifier(model, factory)
+    return classify(classifier, batches([model.with_suffix(".npz")], classifier), io.StringIO())[1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "suffix"), [*((choice, ".safetensors") for choice in CHOICES), ("validation", ".onnx")]
+)
+def test_accuracy_on_a_clients_test_data_is_the_runs_figure(
+    trained: Result, suffix: str, choice: Choice, tmp_path: Path
+) -> None:
+    figures = trained.figures()
+    round = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
+    data = from_arrays(small_arrays(shape=SHAPE), trained.experiment)
+    for i, client in enumerate(data.clients[: 1 if suffix == ".onnx" else None]):
+        model = tmp_path / f"{i}{suffix}"
+        export_model(folder_of(trained), str(i), model, choice)
+        accuracy = predicted(model, client.test.x.numpy(), client.test.y.numpy())
+        assert accuracy == trained.accuracy()[round, i]
+
+
+def test_the_choices_are_different_rounds(trained: Result) -> None:
+    """Else the test above would not tell them apart."""
+    figures = trained.figures()
+    assert len({figures.best.round, figures.last.round, figures.validation_selected.round}) > 1
+    kept = RunFolder(folder_of(trained)).models.rounds()
+    assert {figures.best.round, figures.last.round, figures.validation_selected.round} <= kept
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_batchnorm_statistics_go_with_the_model(suffix: str, tmp_path: Path) -> None:
+    arrays = small_arrays(shape=(2, 6, 6))
+    result = orchard.run(small_experiment(model=Residual, out=tmp_path / "run"), arrays)
+    model = tmp_path / f"model{suffix}"
+    export_model(tmp_path / "run", "client 1", model, "last")
+    x = torch.randn(7, 2, 6, 6)
+    expected = result.personalised(1)(x)
+    if suffix == ".pt2":
+        given = torch.export.load(model).module()(x)
+    else:
+        given = load_classifier(model, "test_vector:Residual" if suffix == ".safetensors" else None).scores(x)
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_card_says_what_matters(trained: Result, tmp_path: Path) -> None:
+    card = export_model(folder_of(trained), "2", tmp_path / "model.safetensors", "best").read_text()
+    best = trained.figures().best.round
+    scores = trained.rounds[best].trained[2]
+    assert scores is not None
+    for text in (
+        "the personalised model of client 2",
+        f"| test data | 12 | {' | '.join(f'{value:.4f}' for value in scores.test)} |",
+        "It was chosen on test data",
+        f"of round {best}",
+        "method `apple`",
+        "shape 1×16×16",
+        "(x/255 − 0.5)/0.5",
+        "Licence of the data",
+    ):
+        assert text in card
+
+
+def test_a_client_of_one_class_has_a_card_that_says_so(tmp_path: Path) -> None:
+    arrays = small_arrays()
+    arrays[0].y_test[:] = 2
+    result = orchard.run(small_experiment(out=tmp_path / "run", method="separate"), arrays)
+    assert result.summary()["single_class_clients"] == ["client 0"]
+    card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors").read_text()
+    assert "| not defined | not defined |" in card
+    assert "are not defined where all samples are of one" in card
+
+
+# --- Images ---
+
+
+def picture_arrays() -> list[ClientArrays]:
+    """Grey images of bytes, the classes told apart by brightness."""
+    draw = np.random.default_rng(0)
+    arrays = []
+    for _ in range(2):
+        y = np.arange(60) % 3
+        x = (y[:, None, None] * 80 + draw.integers(0, 60, size=(60, 16, 16))).astype(np.uint8)
+        arrays.append(ClientArrays(x[:40], y[:40], x[40:], y[40:]))
+    return arrays
+
+
+def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
+    arrays = picture_arrays()
+    run = tmp_path / "run"
+    experiment = small_experiment(clients=2, model="cnn", size=16, rounds=4, method="fedavg-local", out=run)
+    result = orchard.run(experiment, arrays)
+    (tmp_path / "images").mkdir()
+    for k, pixels in enumerate(arrays[1].x_test):
+        Image.fromarray(pixels).save(tmp_path / f"images/{k:03d}.png")
+    options = ["--client", "1", "--to", "model.safetensors", "--round", "last"]
+    done = orchard_command("export", "run", *options, cwd=tmp_path)
+    assert done.stderr == "written: model.safetensors, described in model.safetensors.md\n"
+    np.savez(tmp_path / "test.npz", x_test=arrays[1].x_test, y_test=arrays[1].y_test)
+    same = Image.open(tmp_path / "images/003.png").convert("RGB")  # the same shades, saved in colour
+    same.save(tmp_path / "images/colour.png")
+    done = orchard_command("predict", "model.safetensors", "test.npz", "images", "-o", "out.csv", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, f"41 samples, accuracy {result.accuracy()[-1, 1]:.4%}\n")
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    everything = list(csv.DictReader(lines))
+    labelled, rows, colour = everything[:20], everything[20:40], everything[40]
+    assert [row["label"] for row in labelled] == [str(label) for label in arrays[1].y_test]
+    assert [row["predicted"] for row in labelled] == [row["predicted"] for row in rows]
+    assert colour["p(0)"] == rows[3]["p(0)"]
+    right = [row["predicted"] == str(label) for row, label in zip(rows, arrays[1].y_test, strict=True)]
+    assert np.mean(right) == result.accuracy()[-1, 1]
+    assert rows[3]["sample"] == "images/003.png"
+    for row in rows:
+        probabilities = [float(row[f"p({name})"]) for name in "012"]
+        assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+        assert row["predicted"] == str(int(np.argmax(probabilities)))
+
+
+# --- Refusals ---
+
+
+@pytest.fixture
+def model(trained: Result, tmp_path: Path) -> Path:
+    export_model(folder_of(trained), "0", tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_what_cannot_be_exported_is_refused(trained: Result, tmp_path: Path) -> None:
+    run = folder_of(trained)
+    for arguments, message in (
+        ((run, "7", tmp_path / "m.onnx"), "--client 7: no such client; there are 0 to 3: client 0, client 1"),
+        ((run, "0", tmp_path / "m.h5"), "models are written as .safetensors, .pt2, .onnx"),
+        ((tmp_path, "0", tmp_path / "m.onnx"), "is not the folder of a run"),
+        ((run, "0", tmp_path / "nowhere/m.safetensors"), "cannot be written: No such file or directory"),
+    ):
+        with pytest.raises(orchard.Refusal, match=message):
+            export_model(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_does_not_choose_what_code_runs(tmp_path: Path) -> None:
+    about = {"model": "os:abort", "shape": [6], "classes": ["a", "b", "c"]}
+    save_file({"x": torch.zeros(1)}, tmp_path / "evil.safetensors", {"orchard": json.dumps(about)})
+    with pytest.raises(orchard.Refusal, match="a file may not choose what code runs"):
+        load_classifier(tmp_path / "evil.safetensors")
+    orchard.run(small_experiment(model=Dropping, out=tmp_path / "run"), small_arrays())
+    export_model(tmp_path / "run", "0", tmp_path / "own.safetensors")
+    with pytest.raises(orchard.Refusal, match="name it yourself: --model helpers:Dropping"):
+        load_classifier(tmp_path / "own.safetensors")
+    assert load_classifier(tmp_path / "own.safetensors", "helpers:Dropping").classes == ["0", "1", "2"]
+
+
+def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
+    plain, broken = tmp_path / "plain.safetensors", tmp_path / "broken.safetensors"
+    save_file({"x": torch.zeros(1)}, plain)
+    broken.write_bytes(model.read_bytes()[:1000])
+    (tmp_path / "broken.onnx").write_bytes(b"nothing")
+    (tmp_path / "model.pt2").write_bytes(b"")
+    (tmp_path / "model.pth").write_bytes(b"")
+    for file, message in (
+        (plain, "was not exported by Orchard"),
+        (broken, "cannot be read"),
+        (tmp_path / "broken.onnx", "cannot be read"),
+        (tmp_path / "model.pt2", "may hold pickles, which are never loaded"),
+        (tmp_path / "model.pth", "expected a model exported as .safetensors or .onnx"),
+        (tmp_path / "missing.onnx", "no such file"),
+    ):
+        with pytest.raises(orchard.Refusal, match=message):
+            load_classifier(file)
+    with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp'"):
+        load_classifier(model, "mlp")
+
+
+def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "flat.npz", x=np.zeros((3, 6)))
+    np.savez(tmp_path / "unnamed.npz", z=np.zeros((3, 1, 16, 16)))
+    np.savez(tmp_path / "labels.npz", x=np.zeros((3, 1, 16, 16)), y=np.array([0, 1, 3]))
+    (tmp_path / "notes.png").write_text("not an image")
+    (tmp_path / "empty").mkdir()
+    classifier = load_classifier(model)
+    for name, message in (
+        ("flat.npz", r"samples of shape \(6,\); the model takes \(1, 16, 16\)"),
+        ("unnamed.npz", "expected samples as one of 'x'"),
+        ("labels.npz", "row 2: label 3, but there are 3 classes"),
+        ("notes.png", "notes.png: cannot be read as an image"),
+        ("empty", "holds no image"),
+        ("missing.png", "no such file"),
+    ):
+        with pytest.raises(orchard.Refusal, match=message):
+            classify(classifier, batches([tmp_path / name], classifier), io.StringIO())
