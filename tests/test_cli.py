@@ -45,6 +45,29 @@ def test_a_run_shows_progress_and_a_table_and_keeps_a_folder(tmp_path: Path) -> 
     assert (tmp_path / "runs/digits-dirichlet-apple-seed42/summary.json").exists()
 
 
+def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
+    options = ["--set", "epochs=1", "--set", "model=mlp", "--quiet"]
+    orchard_command("run", "--rounds", "2", *options, cwd=tmp_path)
+    orchard_command("run", "--rounds", "1", "--method", "fedavg", "--set", "lr=1e30", *options, cwd=tmp_path)
+    (tmp_path / "runs/something else").mkdir()
+    listed = orchard_command("runs", cwd=tmp_path).stdout.splitlines()
+    assert listed[0].split() == ["run", "state", "method", "data", "rounds", "best", "age"]
+    assert re.fullmatch(
+        r"digits-dirichlet-apple-seed42 +finished +apple +digits, dirichlet +2/2 +\d+\.\d\d% +\d+ s\s*", listed[1]
+    )
+    assert re.fullmatch(
+        r"digits-dirichlet-fedavg-seed42 +failed +fedavg +digits, dirichlet +1/1 +- +\d+ s\s*", listed[2]
+    )
+    assert len(listed) == 3
+    more = orchard_command("resume", "runs/digits-dirichlet-apple-seed42", "--rounds", "3", "--json", cwd=tmp_path)
+    assert [line.split("  ")[0] for line in more.stderr.splitlines()] == ["round 3/3"]
+    assert json.loads(more.stdout)["rounds"] == 3
+    again = orchard_command("resume", "runs/digits-dirichlet-apple-seed42", "--json", cwd=tmp_path)
+    assert again.stderr == ""
+    assert json.loads(again.stdout) == json.loads(more.stdout)
+    assert orchard_command("runs", "nowhere", cwd=tmp_path).stdout == "no runs in nowhere\n"
+
+
 def test_json_and_quiet(tmp_path: Path) -> None:
     options = ["--rounds", "1", "--set", "epochs=1", "--seed", "3", "--quiet"]
     quiet = orchard_command("run", *options, "--out", "first", cwd=tmp_path)

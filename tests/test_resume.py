@@ -248,11 +248,11 @@ def test_a_full_disk(tmp_path: Path) -> None:
 # --- Ctrl-C ---
 
 
-def digits_run(folder: Path) -> subprocess.Popen[str]:
-    options = ["--rounds", "500", "--set", "model=mlp", "--set", "epochs=1", "--out", str(folder)]
+def digits_run(folder: Path, *, epochs: int, until: str) -> subprocess.Popen[str]:
+    options = ["--rounds", "500", "--set", "model=mlp", "--set", f"epochs={epochs}", "--out", str(folder)]
     command = [sys.executable, "-c", "from orchard.cli import main; main()", "run", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (folder / "checkpoints").exists():
+    while not (folder / until).exists():
         assert process.poll() is None
         time.sleep(0.02)
     return process
@@ -260,8 +260,9 @@ def digits_run(folder: Path) -> subprocess.Popen[str]:
 
 def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "a run"
-    process = digits_run(folder)
+    process = digits_run(folder, epochs=1, until="checkpoints")
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # as if a program in between had passed it on
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "orchard: stopping after this round; once more stops at once" in said
@@ -273,11 +274,11 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
-    process = digits_run(tmp_path / "run")
-    process.send_signal(signal.SIGSTOP)  # so that both arrive within one round
+    process = digits_run(tmp_path / "run", epochs=100_000, until="federation.json")
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGCONT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped at once" in said

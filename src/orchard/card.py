@@ -40,7 +40,7 @@ def model_card(result: Result, client: int, about: Mapping[str, Any], file: Path
             "## How it was trained",
             "",
             "```toml",
-            result.experiment.model_copy(update={"out": None, "data_dir": None}).to_toml().strip(),
+            result.experiment.model_copy(update={"dataset": about["dataset"], "data_dir": None}).to_toml().strip(),
             "```",
             "",
             "## How to use it",

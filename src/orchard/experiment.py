@@ -221,9 +221,16 @@ class Experiment(Settings):
         """Return the factor on all learning rates in a round."""
         return self.lr_decay**round
 
+    def located(self) -> Self:
+        """Return the same experiment with absolute paths, so that it means the same wherever it is read."""
+        found = self.dataset not in CATALOGUE and Path(self.dataset).exists()
+        dataset = str(Path(self.dataset).resolve()) if found else self.dataset
+        return self.model_copy(update={"dataset": dataset, "data_dir": self.data_dir and self.data_dir.resolve()})
+
     def identity(self) -> dict[str, Any]:
-        """Return what decides the result: all but where it is kept and how many workers share the work."""
-        return self.model_dump(mode="json", exclude={"out", "workers", "checkpoint_every"})
+        """Return what decides the result: all but where things are kept and how many workers share the work."""
+        elsewhere = {"out", "data_dir", "workers", "checkpoint_every"}
+        return self.located().model_dump(mode="json", exclude=elsewhere)
 
     def to_toml(self) -> str:
         """Write the whole experiment, defaults included, as TOML."""

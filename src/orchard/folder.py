@@ -141,7 +141,7 @@ class RunFolder:
 
     def write_experiment(self, experiment: Experiment) -> None:
         """Write what defines the run; without its own folder, so that the file can be run again as it is."""
-        write_durably(self.path / "experiment.toml", experiment.model_copy(update={"out": None}).to_toml())
+        write_durably(self.path / "experiment.toml", experiment.located().model_copy(update={"out": None}).to_toml())
 
     def append(self, finished: Round) -> None:
         """Add a round's line to the metrics."""

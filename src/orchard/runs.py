@@ -175,7 +175,7 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
             "wants": exchange.wants,
             "unfinished": result.rounds[-1].as_json(),
         }
-        folder.write_checkpoint(r + 1, content, worth | {measured} if stopping else worth)
+        folder.write_checkpoint(r + 1, content, worth)
 
 
 # --- Taking up an interrupted run ---

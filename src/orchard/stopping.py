@@ -3,33 +3,38 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
+ECHO = 0.3
+"""Seconds within which a second signal is the first one's echo: programs that start others pass it on to them."""
 
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
     """Yield a function that tells whether to stop. Until it is first asked, Ctrl-C is an ordinary one."""
-    asked = requested = False
+    asked, requested = False, 0.0
 
     def stop() -> bool:
         nonlocal asked
         asked = True
-        return requested
+        return requested > 0
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal requested
         if not asked:
             raise KeyboardInterrupt
+        if requested and time.monotonic() - requested < ECHO:
+            return
         if requested:
             # Workers cannot be interrupted, and need not be waited for: what is on the disk is whole.
             _say("orchard: stopped at once; the last checkpoint holds")
             os._exit(INTERRUPTED)
-        requested = True
+        requested = time.monotonic()
         _say("orchard: stopping after this round; once more stops at once")
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
