@@ -26,10 +26,10 @@ demo: $(VENV)/runtime ## Training alone, together, and with APPLE on embedded da
 	@$(BIN)/orchard compare --methods separate,fedavg-local,apple --rounds 12
 
 test: $(VENV)/development ## Run the tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n auto
 
 test-all: $(VENV)/development ## Run the tests, the slow ones too
-	@$(BIN)/pytest -m ''
+	@$(BIN)/pytest -n auto -m ''
 
 lint: $(VENV)/development ## Check style and types
 	@$(BIN)/ruff check .
