@@ -32,6 +32,7 @@ ROOMS = [
     "prediction",
     "comparison",
     "tables",
+    "paper",
     "holdings",
     "listing",
     "display",

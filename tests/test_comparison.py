@@ -27,7 +27,7 @@ class Log:
     def __init__(self) -> None:
         self.runs, self.begun, self.kept = 0, list[tuple[str, int]](), list[tuple[str, int]]()
 
-    def plan(self, runs: int) -> None:
+    def plan(self, runs: int, rounds: int) -> None:
         self.runs = runs
 
     def begin(self, label: str, seed: int) -> None:

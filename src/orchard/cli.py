@@ -260,10 +260,75 @@ def compare(
 
     names = dict.fromkeys(BUILT_IN if methods is None else _listed("methods", methods))
     contenders = [parse_contender(text, definition) for text in names]
-    numbers = list(dict.fromkeys(_whole_number(text) for text in _listed("seeds", seeds)))
-    with watched_grid(definition.rounds, quiet=quiet) as watcher, stoppable() as stop:
+    numbers = _seeds(seeds)
+    with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         comparison = compare_methods(definition, contenders, numbers, out, watcher, stop)
     print_comparison(comparison, table.value)
+
+
+class PaperTable(StrEnum):
+    """A table of the paper."""
+
+    table1 = "table1"
+    table2 = "table2"
+
+
+class PaperSplit(StrEnum):
+    """A split of the paper."""
+
+    pathological = "pathological"
+    practical = "practical"
+
+
+class PaperScale(StrEnum):
+    """How much of the paper's protocol is run."""
+
+    smoke = "smoke"
+    desk = "desk"
+    paper = "paper"
+
+
+@app.command()
+def reproduce(
+    table: Annotated[PaperTable, typer.Argument(help="table1: all methods; table2: limited downloads.")],
+    dataset: Annotated[
+        str, typer.Option(help="A dataset's name; the paper's: mnist, cifar10, organamnist, pathmnist.")
+    ],
+    partition: Annotated[PaperSplit, typer.Option(help="Which of the paper's splits.")] = PaperSplit.practical,
+    scale: Annotated[
+        PaperScale, typer.Option(help="smoke: a minute; desk: 20 % of the data, 100 rounds; paper: all of it.")
+    ] = PaperScale.desk,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
+    tune: Annotated[bool, typer.Option("--tune", help="Choose parameters by a grid on validation accuracy.")] = False,
+    data_dir: DataDir = None,
+    workers: Workers = None,
+    out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are kept.")] = RUNS / "paper",
+    results: Annotated[Path | None, typer.Option(help="Also keep the figures in a small file in this folder.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Re-measure a table of the paper; can be interrupted and repeated."""
+    from orchard.display import print_reproduction, watched_grid
+    from orchard.paper.reproduce import reproduce as reproduce_table
+    from orchard.stopping import stoppable
+
+    numbers = _seeds(seeds)
+    with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
+        found = reproduce_table(
+            table.value,
+            dataset,
+            partition.value,
+            scale.value,
+            numbers,
+            out,
+            watcher,
+            stop,
+            tune=tune,
+            data_dir=data_dir,
+            workers=workers,
+        )
+    print_reproduction(found)
+    if results:
+        typer.echo(f"kept in {found.write(results)}", err=True)
 
 
 @app.command("methods")
@@ -342,6 +407,10 @@ def _listed(option: str, text: str) -> list[str]:
     if not items:
         raise Refusal(f"--{option}: names nothing")
     return items
+
+
+def _seeds(text: str) -> list[int]:
+    return list(dict.fromkeys(_whole_number(item) for item in _listed("seeds", text)))
 
 
 def _whole_number(text: str) -> int:

@@ -1,7 +1,7 @@
 """Methods side by side: a grid of runs on the same data and batches, and one table of what they gave."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
@@ -21,10 +21,11 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with its parameters, and the name of its row."""
+    """A method with its parameters, the name of its row, and what else of the experiment is its own."""
 
     label: str
     settings: MethodSettings
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Spread:
 
     mean: float
     deviation: float | None
+
+    def __str__(self) -> str:
+        """In percent."""
+        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
+        return f"{100 * self.mean:.2f}{spread}"
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
@@ -72,8 +78,8 @@ class Comparison:
 class Watcher(Protocol):
     """Is told how the grid goes on."""
 
-    def plan(self, runs: int) -> None:
-        """Expect so many runs, new or kept from before."""
+    def plan(self, runs: int, rounds: int) -> None:
+        """Expect so many runs of so many rounds, new or kept from before."""
 
     def begin(self, label: str, seed: int) -> OnExchange | None:
         """Follow a run that begins; its exchanges go to what this returns."""
@@ -102,14 +108,7 @@ def compare(
 ) -> Comparison:
     """Run every contender with every seed and sum up; finished runs of the same are taken, unfinished ones go on."""
     hosts = {contender.label: _host(contender, contenders) for contender in contenders}
-    # All experiments are made, and so checked, before the first one runs.
-    grid = {(host.label, seed): _variant(base, host.settings, seed) for seed in seeds for host, _ in hosts.values()}
-    watcher.plan(len(grid))
-    data = load_data(base)
-    summaries = {
-        (label, seed): _finished_or_run(label, experiment, data, root, watcher, stop)
-        for (label, seed), experiment in grid.items()
-    }
+    summaries = run_grid(base, [host for host, _ in hosts.values()], seeds, root, watcher, stop)
     loner = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
     alone = [summaries[loner, seed] for seed in seeds] if loner else None
     rows = {
@@ -120,18 +119,42 @@ def compare(
     return Comparison(list(rows.values()), clients, rows[loner] if loner else None)
 
 
+def run_grid(
+    base: Experiment,
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    root: Path,
+    watcher: Watcher,
+    stop: Stop | None = None,
+) -> dict[tuple[str, int], Summary]:
+    """Return the summary of every contender's run with every seed, by label and seed."""
+    # All experiments are made, and so checked, before the first one runs.
+    grid = {(contender.label, seed): _variant(base, contender, seed) for seed in seeds for contender in contenders}
+    watcher.plan(len(grid), base.rounds)
+    data = load_data(base)
+    return {
+        (label, seed): _finished_or_run(label, experiment, data, root, watcher, stop)
+        for (label, seed), experiment in grid.items()
+    }
+
+
 def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:
     """Return whose run gives this contender's figures, and at which moment: another's where one gives both."""
-    givers = [other for other in contenders if contender.settings.name in other.settings.gives]
+    givers = [
+        other
+        for other in contenders
+        if contender.settings.name in other.settings.gives and contender.changes == other.changes
+    ]
     if not givers:
         return contender, contender.settings.moment
     host = max(givers, key=lambda other: len(other.settings.gives))
     return host, host.settings.gives[contender.settings.name]
 
 
-def _variant(base: Experiment, settings: MethodSettings, seed: int) -> Experiment:
+def _variant(base: Experiment, contender: Contender, seed: int) -> Experiment:
+    own = {**contender.changes, "method": contender.settings, "seed": seed, "out": None}
     try:
-        return Experiment.model_validate({**dict(base), "method": settings, "seed": seed, "out": None})
+        return Experiment.model_validate({**dict(base), **own})
     except ValidationError as error:
         raise Refusal(explain(error)) from None
 

@@ -20,6 +20,7 @@ from orchard.experiment import Experiment
 from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_tables
 from orchard.layout import readable
 from orchard.listing import listed_runs
+from orchard.paper.reproduce import Reproduction, claims, table_rows
 from orchard.prediction import batches, classify, load_classifier
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
@@ -62,14 +63,16 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnExchange | Non
 class GridWatcher:
     """Shows how a comparison goes on: one bar for all of it on a terminal, else a plain line a run."""
 
-    def __init__(self, rounds: int, console: Console, bar: Progress | None) -> None:
-        self.rounds, self.console, self.bar = rounds, console, bar
+    def __init__(self, console: Console, bar: Progress | None) -> None:
+        self.console, self.bar = console, bar
 
-    def plan(self, runs: int) -> None:
-        """Open the bar over all rounds of all runs."""
-        self.done, self.runs = 0, runs
+    def plan(self, runs: int, rounds: int) -> None:
+        """Open the bar over all rounds of all runs, in place of an earlier grid's."""
+        self.done, self.runs, self.rounds = 0, runs, rounds
         if self.bar:
-            self.task = self.bar.add_task("comparing", total=runs * self.rounds, figures="starting")
+            for task in self.bar.task_ids:
+                self.bar.remove_task(task)
+            self.task = self.bar.add_task("comparing", total=runs * rounds, figures="starting")
 
     def begin(self, label: str, seed: int) -> OnExchange | None:
         """Follow a run's rounds on the bar."""
@@ -94,14 +97,14 @@ class GridWatcher:
 
 
 @contextmanager
-def watched_grid(rounds: int, *, quiet: bool) -> Iterator[GridWatcher]:
+def watched_grid(*, quiet: bool) -> Iterator[GridWatcher]:
     """Show the progress of a comparison on standard error."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
     if console.is_terminal and not quiet:
         with _bar(console) as bar:
-            yield GridWatcher(rounds, console, bar)
+            yield GridWatcher(console, bar)
     else:
-        yield GridWatcher(rounds, console, None)
+        yield GridWatcher(console, None)
 
 
 def _bar(console: Console) -> Progress:
@@ -140,6 +143,21 @@ def print_comparison(comparison: Comparison, style: str) -> None:
     if comparison.alone and len(comparison.rows) > 1:
         console.print("\nWhat each client gains over training alone, in percentage points:")
         console.print(gains_table(comparison, comparison.alone))
+
+
+def print_reproduction(found: Reproduction) -> None:
+    """Print a table of the paper beside ours, and which of its claims hold."""
+    head, *body = table_rows(found)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in head:
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in body:
+        table.add_row(*row)
+    console = _output()
+    console.print(f"{found.dataset}, {found.partition} split, {found.table}, at scale {found.scale}: BMCTA in %")
+    console.print(table)
+    for claim in claims(found):
+        console.print(claim)
 
 
 def print_catalogue(data_dir: Path | None) -> None:

@@ -40,6 +40,8 @@ class Figures:
     last: Selected
     validation_selected: Selected
     clients: list[float]
+    validation: float
+    """The best mean client validation accuracy, by which parameters may be chosen."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Result:
             return Selected(r, float(test[r].mean()), _mean_of_defined(balanced[r]), _mean_of_defined(auroc[r]))
 
         best = _best_round(test)
-        return Figures(at(best), at(len(test) - 1), at(_best_round(validation)), test[best].tolist())
+        chosen = _best_round(validation)
+        return Figures(at(best), at(len(test) - 1), at(chosen), test[best].tolist(), float(validation[chosen].mean()))
 
     @property
     def bmcta(self) -> float:

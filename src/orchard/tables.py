@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from orchard.comparison import Comparison, Row, Spread
+from orchard.comparison import Comparison, Row
 
 HEADINGS = (
     "method",
@@ -26,17 +26,12 @@ def cells(row: Row) -> list[str]:
     """Return a row as people read it: percentages, and megabytes for one client in one round."""
     return [
         row.label,
-        *(_percent(s) for s in (row.bmcta, row.last, row.validation_selected, row.worst_client)),
+        *(str(s) for s in (row.bmcta, row.last, row.validation_selected, row.worst_client)),
         "–" if row.worse_than_alone is None else f"{round(row.worse_than_alone, 1):g} of {len(row.clients)}",
         f"{row.bytes_up / 1e6:.2f}",
         f"{row.bytes_down / 1e6:.2f}",
         f"{row.seconds:.0f}",
     ]
-
-
-def _percent(spread: Spread) -> str:
-    deviation = "" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
-    return f"{100 * spread.mean:.2f}{deviation}"
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
