@@ -31,6 +31,7 @@ ROOMS = [
     "tables",
     "holdings",
     "listing",
+    "report",
     "display",
     "stopping",
     "cli",

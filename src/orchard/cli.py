@@ -4,8 +4,10 @@ import json as json_module
 import sys
 import traceback
 import warnings
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from enum import StrEnum
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -15,7 +17,9 @@ from orchard.errors import DataWarning, Refusal, ResumeWarning, RunFailed, Stopp
 
 if TYPE_CHECKING:
     from orchard.experiment import Experiment
+    from orchard.report.events import EventWriter
     from orchard.results import Result
+    from orchard.rounds import Exchange
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -33,7 +37,16 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
+RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders.", metavar="RUN...")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+class FigureFormat(StrEnum):
+    """How a figure is written."""
+
+    pdf = "pdf"
+    png = "png"
+    svg = "svg"
 
 
 class TableFormat(StrEnum):
@@ -119,6 +132,8 @@ def run(
     settings: Settings = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it goes on.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
     definition = _definition(
@@ -141,11 +156,22 @@ def run(
     from orchard.runs import run as run_experiment
     from orchard.stopping import stoppable
 
-    if definition.out is None:
-        definition = definition.model_copy(update={"out": free_folder(RUNS, definition)})
-    with watched(definition, quiet=quiet) as progress, stoppable() as stop:
+    folder = definition.out or free_folder(RUNS, definition)
+    definition = definition.model_copy(update={"out": folder})
+    with ExitStack() as stack:
+        events = stack.enter_context(_events(folder)) if tensorboard else None
+        if open_page:
+            stack.enter_context(_opened(folder, quiet=quiet))
+        bar = stack.enter_context(watched(definition, quiet=quiet))
+        stop = stack.enter_context(stoppable())
+        followers = [follower for follower in (events, bar) if follower]
+
+        def progress(exchange: "Exchange") -> None:
+            for follower in followers:
+                follower(exchange)
+
         result = run_experiment(definition, progress=progress, stop=stop)
-    _show(result, definition.out, quiet=quiet, json=json)
+    _show(result, folder, quiet=quiet, json=json)
 
 
 @app.command()
@@ -225,6 +251,44 @@ def compare(
     print_comparison(comparison, table.value)
 
 
+@app.command()
+def report(
+    runs: RunsArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
+) -> None:
+    """Show one run, or several side by side, on one page to look at in a browser."""
+    from orchard.report.page import write_report
+
+    write_report(runs, output)
+    typer.echo(f"written to {output}")
+
+
+@app.command()
+def figures(
+    runs: RunsArgument,
+    kind: Annotated[FigureFormat, typer.Option("--format", help="How they are written.")] = FigureFormat.pdf,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder for them.")] = Path("figures"),
+) -> None:
+    """Draw the paper's figures for runs of your own, ready for print."""
+    from orchard.report.figures import write_figures
+
+    for file in write_figures(runs, output, kind.value):
+        typer.echo(f"drawn in {file}")
+
+
+@app.command()
+def watch(run: RunArgument) -> None:
+    """Show a run in a browser while it goes on, until Ctrl-C."""
+    from orchard.folder import RunFolder
+    from orchard.report.live import live_page, open_browser
+
+    RunFolder(run).experiment()
+    with live_page(run) as address, suppress(KeyboardInterrupt):
+        typer.echo(f"live at {address}; Ctrl-C ends it")
+        open_browser(address)
+        Event().wait()
+
+
 @app.command("methods")
 def list_methods() -> None:
     """List the methods that can be run, those of other packages too."""
@@ -277,6 +341,18 @@ def show_dataset(
         typer.echo(entry_text(dataset, CATALOGUE[dataset]))
     if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
         print_holdings(definition, output)
+
+
+def _events(folder: Path) -> "closing[EventWriter]":
+    from orchard.report.events import EventWriter
+
+    return closing(EventWriter(folder))
+
+
+def _opened(folder: Path, *, quiet: bool) -> AbstractContextManager[None]:
+    from orchard.report.live import shown_live
+
+    return shown_live(folder, lambda text: None if quiet else typer.echo(text, err=True))
 
 
 def _show(result: "Result", folder: Path | None, *, quiet: bool, json: bool) -> None:
