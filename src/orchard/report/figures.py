@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from orchard.errors import Refusal
 from orchard.folder import RunFolder
-from orchard.holdings import draw_holdings
+from orchard.holdings import draw_holdings, fonts
 from orchard.layout import shortened
 from orchard.report.content import Content, Relationships, Shown, content_of
 
@@ -26,6 +26,8 @@ WIDTH = 7.0
 PANEL = 2.2
 LEGEND_ROOM = 0.22
 """Inches of a line of the legend."""
+BANDS_SHOWN = 3
+"""Of more methods than that, the bands of clients would hide one another."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#7648C0")
 """Okabe and Ito's, told apart by colour-blind eyes; the dashes and markers help in grey print."""
 ALONE = "#7F7F7F"
@@ -68,7 +70,7 @@ def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    with rc_context(STYLE), warnings.catch_warnings():
+    with rc_context({**STYLE, "font.family": fonts()}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # it is drawn as a box, and seen
         yield
 
@@ -113,7 +115,9 @@ def _convergence(content: Content) -> Figure:
         every = max(1, len(rounds) // 8)
         left.plot(rounds, np.array(run.loss, dtype=np.float64), label=run.label, markevery=every, **style)
         right.plot(rounds, accuracy.mean(axis=1), markevery=every, **style)
-        right.fill_between(rounds, accuracy.min(axis=1), accuracy.max(axis=1), color=style["color"], alpha=0.08, lw=0)
+        if len(content.runs) <= BANDS_SHOWN:
+            low, high = accuracy.min(axis=1), accuracy.max(axis=1)
+            right.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
     _name(left, "round", "training loss")
     _name(right, "round", "mean client test accuracy")
     right.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
@@ -158,6 +162,8 @@ def _relationships(content: Content, relationships: Relationships) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     for axes in panels[len(views) :]:
         axes.set_visible(False)
+    for axes in panels[len(views) - columns : len(views)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
     figure.supxlabel("round", fontsize=8)
     return _with_legend(figure, panels[0])
 
