@@ -93,12 +93,15 @@ class LiveHandler(BaseHTTPRequestHandler):
         if url.path != f"/{self.server.key}/data":
             return self.send_error(404)
         self.server.last_asked = time.monotonic()
-        if parse_qs(url.query).get("have") == [self.server.version()]:
+        version = self.server.version()
+        if parse_qs(url.query).get("have") == [version]:
             self.send_response(204)
-            return self.end_headers()
-        data = self.server.data()
-        self._send("application/json", json.dumps(data, allow_nan=False))
-        self.server.delivered = data["version"]
+            self.end_headers()
+        else:
+            data = self.server.data()
+            self._send("application/json", json.dumps(data, allow_nan=False))
+            version = data["version"]
+        self.server.delivered = version
         return None
 
     def _send(self, kind: str, text: str) -> None:
