@@ -168,13 +168,14 @@ function lineChart(host, spec) {
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
   let [low, high] = [Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys)];
   const room = (high - low || Math.abs(high) || 1) * 0.05;
-  low = spec.zero === undefined ? low - room : Math.min(low, spec.zero);
+  if (low !== spec.zero) low -= room;
   high = Math.min(high + room, spec.ceiling ?? Infinity);
   const x = scale(left, right, box.left + 6, box.right - 6, spec.xLog);
   const y = scale(low, high, box.bottom, box.top);
   const many = Math.max(3, Math.floor((box.right - box.left) / 75));
   const xTicks = spec.xLog ? logTicks(left, right, many) : ticksBetween(left, right, many).filter((t) => t % 1 === 0);
   axes(board, box, x, y, { ...spec, xTicks, yTicks: ticksBetween(low, high, 5) });
+  if (low < 0) shape("line", { class: "axis", x1: box.left, x2: box.right, y1: y(0), y2: y(0) }, board.picture);
   for (const series of spec.series) drawBand(board.picture, series, x, y);
   spec.series.forEach((series, k) => drawLine(board.picture, series, x, y, k, spec.series.length));
   if (spec.together) readTogether(board, spec, x, y, box);

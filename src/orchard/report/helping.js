@@ -55,7 +55,7 @@ function drawMatrix(run) {
     fill: (i, j) => [matrix[i][j] < 0 ? "--neg" : "--pos", Math.min(1, Math.abs(matrix[i][j]) / most)],
     text: (i, j) => weight(matrix[i][j]),
     title: (i, j) => (i === j ? `${data.clients[i]}, of its own` : `${data.clients[i]} takes from ${data.clients[j]}`),
-    lines: (i, j) => [{ label: "weight", value: matrix[i][j].toFixed(4) }],
+    lines: (i, j) => [{ label: "weight", value: weight(matrix[i][j], 4) }],
   });
   const negative = matrices.some((m) => m.some((row) => row.some((value) => value < 0)));
   drawScale(byId("matrix-scale"), most, negative);
@@ -101,7 +101,7 @@ function drawTrajectories(run) {
     xText: String,
     xTitle: (round) => (round ? afterRound(round) : "before the first round"),
     yText: (v) => weight(v),
-    valueText: (v) => (v < 0 ? "−" : "") + Math.abs(v).toFixed(3),
+    valueText: (v) => weight(v, 3),
     zero: 0,
     together: true,
     empty: "choose a client above",

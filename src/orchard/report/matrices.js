@@ -131,7 +131,8 @@ function helpGraph(host, spec) {
   const side = Math.min(Math.max(240, host.clientWidth), 520);
   const board = canvas(host, side, spec.label);
   const letters = host.clientWidth < 500 ? 9 : 13;
-  const radius = side / 2 - 24 - Math.min(letters, Math.max(...spec.names.map((n) => n.length))) * LETTER * 0.75;
+  const words = Math.min(letters, Math.max(...spec.names.map((n) => n.length))) * LETTER * 1.1;
+  const radius = Math.min(side / 2 - 44, board.width / 2 - words - 26);
   const count = spec.names.length;
   const nodes = spec.names.map((name, i) => {
     const angle = (2 * Math.PI * i) / count - Math.PI / 2;

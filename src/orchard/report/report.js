@@ -10,7 +10,7 @@ const chosen = { run: null, client: 0, step: null, hiddenRuns: new Set(), hidden
 const percent = (share, digits = 1) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`);
 const points = (gain) => (gain === null ? "–" : `${gain < 0 ? "−" : "+"}${Math.abs(100 * gain).toFixed(1)}`);
 const megabytes = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toPrecision(3)} GB` : `${+(bytes / 1e6).toPrecision(3)} MB`);
-const weight = (value) => (value < 0 ? `−${Math.abs(value).toFixed(2)}` : value.toFixed(2));
+const weight = (value, digits = 2) => (value <= -0.5 * 10 ** -digits ? "−" : "") + Math.abs(value).toFixed(digits);
 const accuracyOf = (selected) => (selected ? selected.accuracy : null);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 const whole = (row) => row.every((value) => value !== null);
