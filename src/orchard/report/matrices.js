@@ -128,11 +128,11 @@ const HELPERS_SHOWN = 2;
 
 // spec: label, names, weights[i][j] (what i takes from j), sizes, chosen, choose(i), valueText
 function helpGraph(host, spec) {
-  const side = Math.min(Math.max(240, host.clientWidth), 520);
-  const board = canvas(host, side, spec.label);
   const letters = host.clientWidth < 500 ? 9 : 13;
   const words = Math.min(letters, Math.max(...spec.names.map((n) => n.length))) * LETTER * 1.1;
-  const radius = Math.min(side / 2 - 44, board.width / 2 - words - 26);
+  const radius = Math.max(60, Math.min(210, host.clientWidth / 2 - words - 26));
+  const side = 2 * radius + 88;
+  const board = canvas(host, side, spec.label);
   const count = spec.names.length;
   const nodes = spec.names.map((name, i) => {
     const angle = (2 * Math.PI * i) / count - Math.PI / 2;
