@@ -30,7 +30,7 @@ def test_the_page_follows_a_run_and_nobody_loses_their_place(browser: Browser, t
     with run.folder.held(), live_page(run.folder.path) as address, reading(browser, address) as reader:
         page = reader.page
         page.locator("#status", has_text="live").wait_for()
-        assert "The first figures come when the second round has ended" in reader.text("#story")
+        assert "There are no figures yet" in reader.text("#story")
         run.run(3)
         page.locator("#round-text", has_text="after round 3 of 6").wait_for()  # the slider follows the last round
         page.select_option("#client", label="east")

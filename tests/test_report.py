@@ -124,9 +124,11 @@ def test_the_best_method_is_named_first(compared: list[Path]) -> None:
 def test_a_run_that_has_only_begun_can_be_watched_but_not_reported(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path / "new").folder.path
     content = shown(run, live=True)
-    assert story(content, content.runs[0])[-1] == "The first figures come when the second round has ended."
+    assert story(content, content.runs[0])[-1] == (
+        "There are no figures yet: the first come when the second round has ended."
+    )
     assert '"best":null' in page(page_data(content))
-    with pytest.raises(Refusal, match="new: no round has ended yet; orchard watch shows it while it goes on"):
+    with pytest.raises(Refusal, match="new: no round has been measured yet; orchard watch shows it while it goes on"):
         shown(run)
 
 

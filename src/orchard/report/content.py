@@ -81,8 +81,8 @@ def content_of(folders: Sequence[RunFolder], *, live: bool = False) -> Content:
     for folder, result in zip(folders, results, strict=True):
         if result.holdings != results[0].holdings:
             raise Refusal(f"{folder.path}: is on other data than {folders[0].path}; show them one by one")
-        if not result.rounds and not live:
-            raise Refusal(f"{folder.path}: no round has ended yet; orchard watch shows it while it goes on")
+        if not live and np.isnan(result.accuracy()).all():
+            raise Refusal(f"{folder.path}: no round has been measured yet; orchard watch shows it while it goes on")
     entries: list[Entry] = [(folder, result, None) for folder, result in zip(folders, results, strict=True)]
     entries += _given_by_others(entries)
     labels = _labels(entries)

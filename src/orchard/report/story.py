@@ -19,7 +19,7 @@ def story(content: Content, run: Shown) -> list[str]:
     """Tell one run."""
     sentences = [_what_happened(content, run)]
     if not run.best:
-        return [*sentences, "The first figures come when the second round has ended."]
+        return [*sentences, "There are no figures yet: the first come when the second round has ended."]
     outcome = f"On average a client's model is right in {_percent(run.best.accuracy)} of its own test cases"
     if run.alone is not None:
         outcome += f"; training alone it is right in {_percent(run.alone)}"
