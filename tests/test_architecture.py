@@ -35,6 +35,7 @@ ROOMS = [
     "paper",
     "holdings",
     "listing",
+    "report",
     "display",
     "stopping",
     "cli",

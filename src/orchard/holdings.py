@@ -133,7 +133,7 @@ def draw_holdings(held: Holdings, title: str, file: Path) -> None:
     totals, clients, classes = held.totals(), held.clients, held.classes
     widths = [min(CELL_WIDTH * n, LARGEST_SIDE) for n in (len(clients), len(classes))]
     height = min(CELL_HEIGHT * max(len(clients), len(classes)), LARGEST_SIDE)
-    with rc_context({"font.family": _fonts()}), warnings.catch_warnings():
+    with rc_context({"font.family": fonts()}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # it is drawn as a box, and seen
         figure = Figure(figsize=(3.4 + sum(widths), 2.0 + height), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=widths)
@@ -148,7 +148,7 @@ def draw_holdings(held: Holdings, title: str, file: Path) -> None:
             raise Refusal(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def _fonts() -> list[str]:
+def fonts() -> list[str]:
     """Return matplotlib's own font, and those of this machine that can write what it lacks."""
     installed = {font.name for font in fontManager.ttflist}
     return ["DejaVu Sans", *(name for name in WIDE_FONTS if name in installed)]

@@ -1,0 +1,76 @@
+"""The command line: parse, call, print. PyTorch is imported only by commands that need it."""
+
+import sys
+import traceback
+import warnings
+from typing import Annotated, TextIO
+
+import typer
+
+from orchard import __version__
+from orchard.cli.options import app
+from orchard.errors import DataWarning, Refusal, ResumeWarning, RunFailed, Stopped
+
+# isort: off
+from orchard.cli import running, looking, data  # in the order in which --help lists their commands
+# isort: on
+
+__all__ = ["app", "data", "looking", "main", "running"]
+
+
+def main() -> None:
+    """Run the command line; errors that are for people become one message and an exit code."""
+    warnings.showwarning = _show_warning
+    sys.path.insert(0, "")  # so that --set model=my_file:factory finds a file beside the user
+    try:
+        app()
+    except Refusal as refusal:
+        typer.echo(f"orchard: {refusal}", err=True)
+        sys.exit(2)
+    except RunFailed as failure:
+        _explain_failure(failure)
+        sys.exit(1)
+    except Stopped as stopped:
+        typer.echo(f"orchard: {stopped}", err=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        typer.echo("orchard: interrupted", err=True)
+        sys.exit(130)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show what people should know as one line; what programmers should know as Python does."""
+    plain = issubclass(category, DataWarning | ResumeWarning)
+    text = f"orchard: {message}" if plain else warnings.formatwarning(message, category, filename, lineno).rstrip()
+    typer.echo(text, err=True)
+
+
+def _explain_failure(failure: RunFailed) -> None:
+    """Say what failed; where it is a bug in somebody's code, they need to see where."""
+    from orchard.training import NotFinite
+
+    if failure.__cause__ is not None and not isinstance(failure.__cause__, NotFinite):
+        traceback.print_exception(failure.__cause__)
+    typer.echo(f"orchard: {failure}", err=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"orchard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def orchard(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Personalised federated learning for silos that may not share data."""

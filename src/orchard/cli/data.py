@@ -1,0 +1,52 @@
+"""Commands about data: data list, data show."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchard.cli.options import Clients, DataDir, Fraction, Partition, Settings, app, definition_of
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at datasets and at who holds what.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def list_datasets(data_dir: DataDir = None) -> None:
+    """List the datasets that are known by name."""
+    from orchard.display import print_catalogue
+
+    print_catalogue(data_dir)
+
+
+@data_app.command("show")
+def show_dataset(
+    dataset: Annotated[str, typer.Argument(help="A name, an .npz, or a folder of images.")],
+    partition: Partition = None,
+    clients: Clients = None,
+    data_dir: DataDir = None,
+    fraction: Fraction = None,
+    settings: Settings = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The figure: .png, .svg or .pdf; default: in this folder.")
+    ] = None,
+) -> None:
+    """Say what a dataset is; with a partition, or data of your own, print and draw who holds what."""
+    definition = definition_of(
+        None,
+        settings,
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        data_dir=data_dir,
+        fraction=fraction,
+    )
+
+    from orchard.catalogue import CATALOGUE
+    from orchard.display import print_holdings
+    from orchard.holdings import entry_text
+
+    if dataset in CATALOGUE:
+        typer.echo(entry_text(dataset, CATALOGUE[dataset]))
+    if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
+        print_holdings(definition, output)

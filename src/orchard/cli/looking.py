@@ -1,0 +1,108 @@
+"""Commands that look at runs and use what they gave: runs, report, figures, watch, export, predict."""
+
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from threading import Event
+from typing import Annotated
+
+import typer
+
+from orchard.cli.options import RUNS, RunArgument, RunsArgument, app
+
+
+@app.command("runs")
+def list_runs(
+    root: Annotated[Path, typer.Argument(help="Where the runs' folders are.")] = RUNS,
+) -> None:
+    """List runs: state, method, data, best accuracy, age."""
+    from orchard.display import print_runs
+
+    print_runs(root)
+
+
+@app.command()
+def report(
+    runs: RunsArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
+) -> None:
+    """Show one run, or several side by side, on one page to look at in a browser."""
+    from orchard.report.page import write_report
+
+    write_report(runs, output)
+    typer.echo(f"written to {output}")
+
+
+class FigureFormat(StrEnum):
+    """How a figure is written."""
+
+    pdf = "pdf"
+    png = "png"
+    svg = "svg"
+
+
+@app.command()
+def figures(
+    runs: RunsArgument,
+    kind: Annotated[FigureFormat, typer.Option("--format", help="How they are written.")] = FigureFormat.pdf,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder for them.")] = Path("figures"),
+) -> None:
+    """Draw the paper's figures for runs of your own, ready for print."""
+    from orchard.report.figures import write_figures
+
+    for file in write_figures(runs, output, kind.value):
+        typer.echo(f"drawn in {file}")
+
+
+@app.command()
+def watch(run: RunArgument) -> None:
+    """Show a run in a browser while it goes on, until Ctrl-C."""
+    from orchard.folder import RunFolder
+    from orchard.report.live import live_page, open_browser
+
+    RunFolder(run).experiment()
+    with live_page(run) as address, suppress(KeyboardInterrupt):
+        typer.echo(f"live at {address}; Ctrl-C ends it")
+        open_browser(address)
+        Event().wait()
+
+
+class Round(StrEnum):
+    """Which round's model."""
+
+    best = "best"
+    last = "last"
+    validation = "validation"
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    client: Annotated[str, typer.Option(help="The client's number, from 0, or its name.")],
+    to: Annotated[Path, typer.Option(help="The file: .safetensors, .pt2 or .onnx.")],
+    round: Annotated[
+        Round, typer.Option("--round", help="The round of the best mean test or validation accuracy, or the last.")
+    ] = Round.validation,
+) -> None:
+    """Write a client's personalised model to be used, with a model card beside it."""
+    from orchard.export import export_model
+
+    card = export_model(run, client, to, round.value)
+    typer.echo(f"written: {to}, described in {card}", err=True)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="An exported model, .safetensors or .onnx.")],
+    samples: Annotated[list[Path], typer.Argument(help="Images, folders of images, or an .npz.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The CSV file; default: standard output.")
+    ] = None,
+    factory: Annotated[
+        str | None, typer.Option("--model", help='The network, where it is your own: "package.module:factory".')
+    ] = None,
+) -> None:
+    """Classify images with an exported model; write CSV with probabilities."""
+    from orchard.display import print_predictions
+
+    print_predictions(model, samples, output, factory)

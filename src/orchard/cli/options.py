@@ -1,0 +1,56 @@
+"""The command itself, and the options that several of its parts take."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchard.errors import Refusal
+
+if TYPE_CHECKING:
+    from orchard.experiment import Experiment
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+RUNS = Path("runs")
+
+ExperimentFile = Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")]
+Dataset = Annotated[str | None, typer.Option(help="A dataset's name.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data files are; else $ORCHARD_DATA.")]
+Fraction = Annotated[float | None, typer.Option(help="Share of the training data to use.")]
+Partition = Annotated[str | None, typer.Option(help="pathological, practical, dirichlet, iid, column or given.")]
+Clients = Annotated[int | None, typer.Option(help="How many clients.")]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
+Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
+]
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
+RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders.", metavar="RUN...")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+def definition_of(file: Path | None, settings: list[str] | None, **options: object) -> "Experiment":
+    """Read the experiment that a file, the command's own options and its --set describe together."""
+    from orchard.experiment import load_experiment
+
+    return load_experiment(file, overrides=options, assignments=settings or [])
+
+
+def listed(option: str, text: str) -> list[str]:
+    """Return what an option names, with commas."""
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise Refusal(f"--{option}: names nothing")
+    return items
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds that an option names."""
+    return list(dict.fromkeys(_whole_number(item) for item in listed("seeds", text)))
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal():
+        raise Refusal(f"--seeds: {text!r} is not a whole number from 0")
+    return int(text)

@@ -1,0 +1,263 @@
+"""Commands that train: run, resume, compare, reproduce."""
+
+import json as json_module
+from contextlib import AbstractContextManager, ExitStack, closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchard.cli.options import (
+    RUNS,
+    Clients,
+    DataDir,
+    Dataset,
+    ExperimentFile,
+    Fraction,
+    Partition,
+    Quiet,
+    Rounds,
+    RunArgument,
+    Settings,
+    Workers,
+    app,
+    definition_of,
+    listed,
+    seeds_of,
+)
+
+if TYPE_CHECKING:
+    from orchard.report.events import EventWriter
+    from orchard.results import Result
+    from orchard.rounds import Exchange
+
+
+class TableFormat(StrEnum):
+    """How a table is printed."""
+
+    text = "text"
+    csv = "csv"
+    markdown = "markdown"
+    latex = "latex"
+
+
+@app.command()
+def run(
+    experiment: ExperimentFile = None,
+    dataset: Dataset = None,
+    data_dir: DataDir = None,
+    fraction: Fraction = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    method: Annotated[str | None, typer.Option(help="The method's name; `orchard methods` lists them.")] = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random but the partition.")] = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
+    settings: Settings = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it goes on.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
+) -> None:
+    """Train a federation in this process and show what each client gained."""
+    definition = definition_of(
+        experiment,
+        settings,
+        dataset=dataset,
+        data_dir=data_dir,
+        fraction=fraction,
+        partition=partition,
+        clients=clients,
+        method=method,
+        rounds=rounds,
+        seed=seed,
+        workers=workers,
+        out=out,
+    )
+
+    from orchard.display import watched
+    from orchard.folder import free_folder
+    from orchard.runs import run as run_experiment
+    from orchard.stopping import stoppable
+
+    folder = definition.out or free_folder(RUNS, definition)
+    definition = definition.model_copy(update={"out": folder})
+    with ExitStack() as stack:
+        events = stack.enter_context(_events(folder)) if tensorboard else None
+        if open_page:
+            stack.enter_context(_opened(folder, quiet=quiet))
+        bar = stack.enter_context(watched(definition, quiet=quiet))
+        stop = stack.enter_context(stoppable())
+        followers = [follower for follower in (events, bar) if follower]
+
+        def progress(exchange: "Exchange") -> None:
+            for follower in followers:
+                follower(exchange)
+
+        result = run_experiment(definition, progress=progress, stop=stop)
+    _show(result, folder, quiet=quiet, json=json)
+
+
+@app.command()
+def resume(
+    run: RunArgument,
+    rounds: Annotated[int | None, typer.Option(help="Extend the run to so many rounds.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Go on with an interrupted run, to the result it would have had."""
+    from orchard.display import watched
+    from orchard.folder import RunFolder
+    from orchard.runs import resume as resume_run
+    from orchard.stopping import stoppable
+
+    definition = RunFolder(run).experiment()
+    planned = definition.model_copy(update={"rounds": rounds or definition.rounds})
+    with watched(planned, quiet=quiet) as progress, stoppable() as stop:
+        result = resume_run(run, rounds=rounds, progress=progress, stop=stop)
+    _show(result, run, quiet=quiet, json=json)
+
+
+@app.command()
+def compare(
+    experiment: ExperimentFile = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0. Default: all built-in."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
+    dataset: Dataset = None,
+    data_dir: DataDir = None,
+    fraction: Fraction = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
+    out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")] = RUNS,
+    settings: Settings = None,
+    table: Annotated[TableFormat, typer.Option("--format", help="How the table is printed.")] = TableFormat.text,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods side by side on the same data and batches, and print one table."""
+    definition = definition_of(
+        experiment,
+        settings,
+        dataset=dataset,
+        data_dir=data_dir,
+        fraction=fraction,
+        partition=partition,
+        clients=clients,
+        rounds=rounds,
+        workers=workers,
+    )
+
+    from orchard.comparison import compare as compare_methods
+    from orchard.comparison import parse_contender
+    from orchard.display import print_comparison, watched_grid
+    from orchard.methods import BUILT_IN
+    from orchard.stopping import stoppable
+
+    names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
+    contenders = [parse_contender(text, definition) for text in names]
+    numbers = seeds_of(seeds)
+    with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
+        comparison = compare_methods(definition, contenders, numbers, out, watcher, stop)
+    print_comparison(comparison, table.value)
+
+
+class PaperTable(StrEnum):
+    """A table of the paper."""
+
+    table1 = "table1"
+    table2 = "table2"
+
+
+class PaperSplit(StrEnum):
+    """A split of the paper."""
+
+    pathological = "pathological"
+    practical = "practical"
+
+
+class PaperScale(StrEnum):
+    """How much of the paper's protocol is run."""
+
+    smoke = "smoke"
+    desk = "desk"
+    paper = "paper"
+
+
+@app.command()
+def reproduce(
+    table: Annotated[PaperTable, typer.Argument(help="table1: all methods; table2: limited downloads.")],
+    dataset: Annotated[
+        str, typer.Option(help="A dataset's name; the paper's: mnist, cifar10, organamnist, pathmnist.")
+    ],
+    partition: Annotated[PaperSplit, typer.Option(help="Which of the paper's splits.")] = PaperSplit.practical,
+    scale: Annotated[
+        PaperScale, typer.Option(help="smoke: a minute; desk: 20 % of the data, 100 rounds; paper: all of it.")
+    ] = PaperScale.desk,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
+    tune: Annotated[bool, typer.Option("--tune", help="Choose parameters by a grid on validation accuracy.")] = False,
+    data_dir: DataDir = None,
+    workers: Workers = None,
+    out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are kept.")] = RUNS / "paper",
+    results: Annotated[Path | None, typer.Option(help="Also keep the figures in a small file in this folder.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Re-measure a table of the paper; can be interrupted and repeated."""
+    from orchard.display import print_reproduction, watched_grid
+    from orchard.paper.reproduce import reproduce as reproduce_table
+    from orchard.stopping import stoppable
+
+    numbers = seeds_of(seeds)
+    with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
+        found = reproduce_table(
+            table.value,
+            dataset,
+            partition.value,
+            scale.value,
+            numbers,
+            out,
+            watcher,
+            stop,
+            tune=tune,
+            data_dir=data_dir,
+            workers=workers,
+        )
+    print_reproduction(found)
+    if results:
+        typer.echo(f"kept in {found.write(results)}", err=True)
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List the methods that can be run, those of other packages too."""
+    from orchard.methods import methods
+
+    for name, entry in methods().items():
+        typer.echo(f"{name:14s} {entry.value}")
+
+
+def _events(folder: Path) -> "closing[EventWriter]":
+    from orchard.report.events import EventWriter
+
+    return closing(EventWriter(folder))
+
+
+def _opened(folder: Path, *, quiet: bool) -> AbstractContextManager[None]:
+    from orchard.report.live import shown_live
+
+    return shown_live(folder, lambda text: None if quiet else typer.echo(text, err=True))
+
+
+def _show(result: "Result", folder: Path | None, *, quiet: bool, json: bool) -> None:
+    """Print what a run gave, for people or for other programs."""
+    from orchard.display import print_result
+
+    if json:
+        typer.echo(json_module.dumps({"folder": str(folder), **result.summary()}))
+    elif not quiet:
+        print_result(result, folder)

@@ -1,0 +1,35 @@
+"""An experiment as the command that repeats it."""
+
+import shlex
+from typing import Any
+
+import tomli_w
+
+from orchard.experiment import Experiment, Settings
+
+OPTIONS = ("dataset", "partition", "clients", "method", "rounds", "seed")
+"""What a reader looks for, always said, and with options of its own."""
+
+
+def command_of(experiment: Experiment) -> str | None:
+    """Return the command, with all that is not a default; None where the data were handed over in Python."""
+    if experiment.dataset == "arrays":
+        return None
+    groups: dict[str, Settings] = {"partition": experiment.partition, "method": experiment.method}
+    values = experiment.identity()
+    defaults = Experiment(dataset=experiment.dataset, clients=experiment.clients).identity()
+    words = ["orchard", "run"]
+    for option in OPTIONS:
+        words += [f"--{option}", str(values[option]["name"] if option in groups else values[option])]
+    for group, settings in groups.items():
+        usual = {name: field.default for name, field in type(settings).model_fields.items()}
+        words += _assignments(f"{group}.", values[group], {**usual, "name": values[group]["name"]})
+    words += _assignments("", {key: values[key] for key in values if key not in OPTIONS}, defaults)
+    return shlex.join(words)
+
+
+def _assignments(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
+    """Return a `--set` for every value that is not the default; its text is TOML, as the option reads it."""
+    changed = {key: value for key, value in values.items() if value is not None and value != defaults[key]}
+    texts = (prefix + tomli_w.dumps({key: value}).strip().replace(" = ", "=", 1) for key, value in changed.items())
+    return [word for text in texts for word in ("--set", text)]

@@ -1,0 +1,161 @@
+// The controls, and the live page: built once; new data are drawn into what is there, so nobody loses their place.
+"use strict";
+
+const POLL_EVERY = 1000;
+const PLAY_EVERY = 150;
+
+function draw() {
+  drawHeader();
+  drawTraining();
+  drawClients();
+  drawHelping();
+  drawHoldings();
+  drawTraffic();
+  drawSettings();
+}
+
+function chooseClient(i) {
+  chosen.client = i;
+  byId("client").value = i;
+  draw();
+}
+
+function tickBox(host, style, text, on, change) {
+  const label = element("label", {}, host);
+  const box = element("input", { type: "checkbox" }, label);
+  box.checked = on;
+  box.onchange = () => change(box.checked);
+  if (style) swatch(style, label);
+  element("span", {}, label, text);
+}
+
+function buildRuns() {
+  byId("choose-run").hidden = byId("runs").hidden = data.runs.length < 2;
+  const select = byId("run");
+  for (const run of data.runs) {
+    element("option", { value: run.label }, select, shortened(run.label, 60));
+    tickBox(byId("runs"), styleOfRun(run), run.label, true, (on) => {
+      chosen.hiddenRuns[on ? "delete" : "add"](run.label);
+      draw();
+    });
+  }
+  select.value = focus().label;
+  select.onchange = () => {
+    chosen.run = select.value;
+    draw();
+  };
+}
+
+function buildClients() {
+  data.clients.forEach((name, i) => {
+    element("option", { value: i }, byId("client"), shortened(name, 60));
+    tickBox(byId("peers"), styleOf(i), name, true, (on) => {
+      chosen.hiddenClients[on ? "delete" : "add"](i);
+      draw();
+    });
+  });
+  byId("client").onchange = (event) => chooseClient(Number(event.target.value));
+}
+
+function buildModes() {
+  for (const [text, gains] of [["accuracy", false], ["gain over training alone", true]]) {
+    const label = element("label", {}, byId("modes"));
+    const button = element("input", { type: "radio", name: "mode" }, label);
+    button.checked = gains === chosen.gains;
+    button.onchange = () => {
+      chosen.gains = gains;
+      draw();
+    };
+    element("span", {}, label, text);
+  }
+}
+
+function buildSlider() {
+  const slider = byId("round");
+  const move = (step) => {
+    const last = related().relationships.rounds.length - 1;
+    chosen.step = step >= last ? null : step;
+    drawHelping();
+  };
+  slider.oninput = () => move(Number(slider.value));
+  let playing = null;
+  const stop = () => {
+    clearInterval(playing);
+    playing = null;
+    byId("play").textContent = "Play";
+  };
+  byId("play").onclick = () => {
+    if (playing) return stop();
+    byId("play").textContent = "Pause";
+    if (chosen.step === null) move(0);
+    playing = setInterval(() => (chosen.step === null ? stop() : move(chosen.step + 1)), PLAY_EVERY);
+  };
+}
+
+function buildCopy() {
+  byId("copy").onclick = async () => {
+    const range = document.createRange();
+    range.selectNodeContents(byId("command"));
+    getSelection().removeAllRanges();
+    getSelection().addRange(range); // where the clipboard is out of reach, the reader can still copy by hand
+    try {
+      await navigator.clipboard.writeText(byId("command").textContent);
+      byId("copy").textContent = "Copied";
+    } catch {
+      byId("copy").textContent = "Selected";
+    }
+    setTimeout(() => (byId("copy").textContent = "Copy"), 2000);
+  };
+}
+
+function build() {
+  buildRuns();
+  buildClients();
+  buildModes();
+  buildSlider();
+  buildCopy();
+  byId("report").hidden = false;
+  let width = byId("report").clientWidth;
+  new ResizeObserver(() => {
+    if (byId("report").clientWidth !== width) draw();
+    width = byId("report").clientWidth;
+  }).observe(byId("report"));
+}
+
+// --- Live ---
+
+let built = false;
+
+function accept(fresh) {
+  data = fresh;
+  if (!data.runs) {
+    byId("title").textContent = data.title;
+    byId("story").textContent = data.waiting;
+    return;
+  }
+  if (!built) build();
+  built = true;
+  draw();
+}
+
+async function poll() {
+  try {
+    const answer = await fetch(`data?have=${encodeURIComponent(data.version)}`, { cache: "no-store" });
+    if (answer.status === 200) accept(await answer.json());
+    sayState();
+  } catch {
+    byId("status").textContent = "no longer live: this is how it was last seen";
+  }
+  setTimeout(poll, POLL_EVERY);
+}
+
+function sayState() {
+  const states = { running: "live", finished: "finished", failed: "failed", interrupted: "interrupted" };
+  byId("status").textContent = data.runs ? states[data.runs[0].state] : "waiting";
+}
+
+accept(data);
+if (data.version) {
+  sayState();
+  poll();
+}

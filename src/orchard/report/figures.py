@@ -1,0 +1,187 @@
+"""The paper's figures for one's own runs: convergence, accuracy by client, relationships, who holds what."""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from orchard.errors import Refusal
+from orchard.folder import RunFolder
+from orchard.holdings import draw_holdings, fonts
+from orchard.layout import shortened
+from orchard.report.content import Content, Relationships, Shown, content_of
+
+WIDTH = 7.0
+"""Inches between the margins of a page."""
+PANEL = 2.2
+LEGEND_ROOM = 0.22
+"""Inches of a line of the legend."""
+BANDS_SHOWN = 3
+"""Of more methods than that, the bands of clients would hide one another."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#7648C0")
+"""Okabe and Ito's, told apart by colour-blind eyes; the dashes and markers help in grey print."""
+ALONE = "#7F7F7F"
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v")
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3,
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "pdf.fonttype": 42,  # text that publishers' tools can read
+    "svg.fonttype": "none",
+    "svg.hashsalt": "orchard",  # the same figure is the same file
+}
+
+
+def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
+    """Draw all figures of some runs into a folder; return their files."""
+    content = content_of([RunFolder(run) for run in runs])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _drawing():
+            files = [_save(figure, folder / f"{name}.{kind}") for name, figure in _figures(content)]
+    except OSError as error:
+        raise Refusal(f"{folder}: cannot be written: {error.strerror}") from None
+    data = folder / f"data.{kind}"
+    draw_holdings(content.holdings, content.title, data)
+    return [*files, data]
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    with rc_context({**STYLE, "font.family": fonts()}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # it is drawn as a box, and seen
+        yield
+
+
+def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
+    yield "convergence", _convergence(content)
+    yield "clients", _clients(content)
+    names: set[str] = set()
+    for run in content.runs:
+        if run.relationships:
+            name = "relationships-" + re.sub(r"[^\w.=-]+", "-", run.label)[:60]
+            name += f"-{len(names)}" if name in names else ""
+            names.add(name)
+            yield name, _relationships(content, run.relationships)
+
+
+def _save(figure: Figure, file: Path) -> Path:
+    # Without the date, so that the same figure is the same file.
+    dateless: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    figure.savefig(file, dpi=300, metadata=dateless.get(file.suffix))
+    return file
+
+
+def _styles(runs: Sequence[Shown]) -> list[dict[str, Any]]:
+    looks = _looks(len(runs))
+    return [{"color": ALONE, "linestyle": ":"} if r.method == "separate" else next(looks) for r in runs]
+
+
+def _looks(count: int) -> Iterator[dict[str, Any]]:
+    """Yield colours, dashes and markers that are told apart together."""
+    for k, colour in enumerate(islice(cycle(COLOURS), count)):
+        yield {"color": colour, "linestyle": DASHES[(k + k // 8) % 4], "marker": MARKERS[k % 5]}
+
+
+def _convergence(content: Content) -> Figure:
+    """Draw training loss and test accuracy against rounds, as the paper does; the band spans the clients."""
+    figure = Figure(figsize=(WIDTH, PANEL + 0.3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for run, style in zip(content.runs, _styles(content.runs), strict=True):
+        accuracy = np.array(run.accuracy, dtype=np.float64)
+        rounds = np.arange(1, len(accuracy) + 1)
+        every = max(1, len(rounds) // 8)
+        left.plot(rounds, np.array(run.loss, dtype=np.float64), label=run.label, markevery=every, **style)
+        right.plot(rounds, accuracy.mean(axis=1), markevery=every, **style)
+        if len(content.runs) <= BANDS_SHOWN:
+            low, high = accuracy.min(axis=1), accuracy.max(axis=1)
+            right.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    _name(left, "round", "training loss")
+    _name(right, "round", "mean client test accuracy")
+    right.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    return _with_legend(figure, left)
+
+
+def _clients(content: Content) -> Figure:
+    """Draw each client's test accuracy as bars, method by method, as the paper does."""
+    names, runs = content.holdings.clients, content.runs
+    width = max(WIDTH, 0.07 * len(names) * len(runs))
+    figure = Figure(figsize=(width, PANEL + 0.3), layout="constrained")
+    axes = figure.subplots()
+    places, bar = np.arange(len(names)), 0.8 / len(runs)
+    for k, (run, style) in enumerate(zip(runs, _styles(runs), strict=True)):
+        offset = (k - (len(runs) - 1) / 2) * bar
+        values = np.array(run.clients, dtype=np.float64)
+        axes.bar(places + offset, values, bar, color=style["color"], label=run.label, edgecolor="white", linewidth=0.3)
+    lowest = np.nanmin([np.array(run.clients, dtype=np.float64) for run in runs])
+    axes.set_ylim(max(0, lowest - 0.1 * (1 - lowest) - 0.02), 1)  # the differences are near the top
+    axes.set_xticks(places, [shortened(name, 18) for name in names], rotation=30 if len(names) > 8 else 0)
+    _name(axes, "", "test accuracy")
+    axes.grid(visible=False, axis="x")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    return _with_legend(figure, axes)
+
+
+def _relationships(content: Content, relationships: Relationships) -> Figure:
+    """Draw the self-relationships, and what each client takes from every other, against rounds."""
+    rounds, matrices = relationships.rounds, np.array(relationships.matrices)
+    names = content.holdings.clients
+    columns = min(4, len(names) + 1)
+    rows = ceil((len(names) + 1) / columns)
+    size = (max(WIDTH * columns / 4, 3.4), 1.35 * rows + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten()
+    views = [("self-relationships", matrices.diagonal(axis1=1, axis2=2))]
+    views += [(f"of {shortened(name, 22)}", matrices[:, i]) for i, name in enumerate(names)]
+    for axes, (title, lines) in zip(panels, views, strict=False):
+        for name, values, look in zip(names, lines.T, _looks(len(names)), strict=True):
+            axes.plot(rounds, values, label=name, markevery=max(1, len(rounds) // 5), **look)
+        axes.set_title(title)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    for axes in panels[len(views) :]:
+        axes.set_visible(False)
+    for axes in panels[len(views) - columns : len(views)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
+    figure.supxlabel("round", fontsize=8)
+    return _with_legend(figure, panels[0])
+
+
+def _name(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if x:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _with_legend(figure: Figure, axes: Axes) -> Figure:
+    """Put one legend for all panels above them, and make the figure higher by what it takes."""
+    handles, labels = axes.get_legend_handles_labels()
+    labels = [shortened(label, 30) for label in labels]
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(labels), int(width / (0.55 + 0.06 * max(map(len, labels))))))
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+        figure.set_size_inches(width, height + LEGEND_ROOM * ceil(len(labels) / columns))
+    return figure

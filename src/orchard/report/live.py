@@ -1,0 +1,151 @@
+"""The page while a run goes on: served to browsers on this machine alone, at an address that cannot be guessed."""
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from orchard.errors import Refusal
+from orchard.folder import RunFolder
+from orchard.layout import readable
+from orchard.report.content import content_of
+from orchard.report.page import page, page_data
+
+LOOPBACK = "127.0.0.1"
+CHANGING = ("federation.json", "metrics.jsonl", "summary.json")
+WATCHED_WITHIN = 5.0
+"""A page that has asked within so many seconds is still open."""
+LAST_LOOK = 3.0
+"""Seconds in which such a page may fetch how a run ended, before its server goes."""
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves one run's page and its data."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__((LOOPBACK, 0), LiveHandler)
+        self.folder = RunFolder(run)
+        self.key = secrets.token_urlsafe(12)
+        self.delivered, self.last_asked = "", float("-inf")
+
+    def server_bind(self) -> None:
+        """Take a free port; the machine's name, which may take long to look up, is of no use here."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = LOOPBACK, self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a browser that has gone away must not disturb what the run prints."""
+
+    @property
+    def address(self) -> str:
+        """Return where the page is."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.key}/"
+
+    def version(self) -> str:
+        """Return what changes whenever there is something new to show."""
+        marks: list[str] = [self.folder.state()]
+        for name in CHANGING:
+            with suppress(OSError):
+                file = (self.folder.path / name).stat()
+                marks.append(f"{file.st_mtime_ns}-{file.st_size}")
+        return " ".join(marks)
+
+    def data(self) -> dict[str, Any]:
+        """Return all that the page shows now."""
+        version = self.version()
+        try:
+            return {**page_data(content_of([self.folder], live=True)), "version": version}
+        except Refusal as refusal:
+            begun = (self.folder.path / "federation.json").exists()
+            waiting = str(refusal) if begun else "The run is about to begin."
+            return {"title": readable(self.folder.path.name), "waiting": waiting, "version": version}
+
+    def let_pages_catch_up(self) -> None:
+        """Wait a little for an open page to fetch how the run ended."""
+        until = time.monotonic() + LAST_LOOK
+        while time.monotonic() < until and self.delivered != self.version():
+            if time.monotonic() - self.last_asked > WATCHED_WITHIN:
+                return
+            time.sleep(0.05)
+
+
+class LiveHandler(BaseHTTPRequestHandler):
+    """Answers a browser."""
+
+    server: LiveServer
+
+    def do_GET(self) -> None:
+        """Send the page, its data, or nothing where the page has the newest."""
+        port, url = self.server.server_port, urlsplit(self.path)
+        if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
+            return self.send_error(403)  # another site's page that has had its name point here
+        if url.path == f"/{self.server.key}/":
+            return self._send("text/html; charset=utf-8", page(self.server.data()))
+        if url.path != f"/{self.server.key}/data":
+            return self.send_error(404)
+        self.server.last_asked = time.monotonic()
+        version = self.server.version()
+        if parse_qs(url.query).get("have") == [version]:
+            self.send_response(204)
+            self.end_headers()
+        else:
+            data = self.server.data()
+            self._send("application/json", json.dumps(data, allow_nan=False))
+            version = data["version"]
+        self.server.delivered = version
+        return None
+
+    def _send(self, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        for name, value in {**headers, "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing: standard error is the run's."""
+
+
+@contextmanager
+def live_page(run: Path) -> Iterator[str]:
+    """Serve a run's page in the background; yield its address."""
+    with LiveServer(run) as server:
+        Thread(target=server.serve_forever, name="live page", daemon=True).start()
+        try:
+            yield server.address
+        finally:
+            server.let_pages_catch_up()
+            server.shutdown()
+
+
+@contextmanager
+def shown_live(run: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Show a run that is about to begin in a browser; where that cannot be done, it goes on without."""
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(live_page(run))
+        except OSError as error:
+            say(f"no live page can be served here: {error.strerror}")
+        else:
+            say(f"live at {address}")
+            open_browser(address)
+        yield
+
+
+def open_browser(address: str) -> None:
+    """Open a browser if there is one; in a process of its own, so that it cannot hold up or write over anything."""
+    command = [sys.executable, "-m", "webbrowser", "-t", address]
+    nowhere = subprocess.DEVNULL
+    with suppress(OSError):
+        subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)  # noqa: S603

@@ -1,0 +1,244 @@
+// The page: what the reader has chosen, the controls that choose it, and the figures drawn from both.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+let data = JSON.parse(byId("data").textContent);
+
+// Everything the reader can choose. New data leave it alone. `step` is null while the slider follows the last round.
+const chosen = { run: null, client: 0, step: null, hiddenRuns: new Set(), hiddenClients: new Set(), gains: false };
+
+const percent = (share, digits = 1) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`);
+const points = (gain) => (gain === null ? "–" : `${gain < 0 ? "−" : "+"}${Math.abs(100 * gain).toFixed(1)}`);
+const megabytes = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toPrecision(3)} GB` : `${+(bytes / 1e6).toPrecision(3)} MB`);
+const weight = (value, digits = 2) => (value <= -0.5 * 10 ** -digits ? "−" : "") + Math.abs(value).toFixed(digits);
+const accuracyOf = (selected) => (selected ? selected.accuracy : null);
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+const whole = (row) => row.every((value) => value !== null);
+
+const focus = () => data.runs.find((run) => run.label === chosen.run) || bestRun();
+const bestRun = () => data.runs.reduce((a, b) => ((accuracyOf(b.best) ?? -1) > (accuracyOf(a.best) ?? -1) ? b : a));
+const visibleRuns = () => data.runs.filter((run) => !chosen.hiddenRuns.has(run.label));
+
+function styleOfRun(run) {
+  if (run.method === "separate") return ALONE;
+  return styleOf(data.runs.filter((other) => other.method !== "separate").indexOf(run));
+}
+
+// The chosen method's relationships; where it learns none, APPLE's or whoever else's there are.
+function related() {
+  const having = data.runs.filter((run) => run.relationships);
+  return having.find((run) => run === focus()) || having.find((run) => run.method === "apple") || having[0];
+}
+
+// --- The first screen ---
+
+function drawHeader() {
+  byId("title").textContent = data.title;
+  byId("story").replaceChildren();
+  for (const sentences of [data.overview, focus().story]) if (sentences.length) element("p", {}, byId("story"), sentences.join(" "));
+  drawTiles();
+  drawHeadline();
+}
+
+function drawTiles() {
+  const run = focus();
+  const tiles = [[percent(accuracyOf(run.best)), "right on average, at the best round"]];
+  if (run.alone !== null && run.best) tiles.push([`${points(run.best.accuracy - run.alone)} points`, "over training alone, on average"]);
+  const low = run.clients.reduce((at, value, i) => (value !== null && (at < 0 || value < run.clients[at]) ? i : at), -1);
+  if (low >= 0) tiles.push([percent(run.clients[low]), `for the worst-off, ${shortened(data.clients[low], 40)}`]);
+  tiles.push([String(data.clients.length), data.clients.length > 1 ? "clients" : "client"]);
+  tiles.push([`${run.accuracy.length}${run.accuracy.length < run.planned ? ` of ${run.planned}` : ""}`, `rounds in ${duration(run.seconds)}`]);
+  byId("tiles").replaceChildren();
+  for (const [value, name] of tiles) {
+    const tile = element("div", {}, byId("tiles"));
+    element("dt", {}, tile, name);
+    element("dd", {}, tile, value);
+  }
+}
+
+function duration(seconds) {
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+function drawHeadline() {
+  const table = byId("headline");
+  const hasAlone = data.runs.some((run) => run.gains);
+  const names = ["Method", "BMCTA", "Last round", "Chosen by validation", "Worst client"];
+  if (hasAlone) names.push("Worse than alone");
+  names.push("Sent by a client a round", "Received", "Time");
+  table.replaceChildren();
+  const head = element("tr", {}, element("thead", {}, table));
+  for (const name of names) element("th", { scope: "col" }, head, name);
+  const body = element("tbody", {}, table);
+  const top = accuracyOf(bestRun().best);
+  for (const run of data.runs) {
+    const row = element("tr", run === focus() && data.runs.length > 1 ? { class: "chosen" } : {}, body);
+    element("th", { scope: "row" }, row, run.label);
+    element("td", accuracyOf(run.best) === top ? { class: "best" } : {}, row, percent(accuracyOf(run.best), 2));
+    const known = run.clients.filter((value) => value !== null);
+    for (const value of [accuracyOf(run.last), accuracyOf(run.validation), known.length ? Math.min(...known) : null])
+      element("td", {}, row, percent(value, 2));
+    const worse = run.gains && run.gains.filter((gain) => gain !== null && gain < 0).length;
+    if (hasAlone) element("td", {}, row, run.gains ? `${worse} of ${run.gains.length}` : "–");
+    for (const text of [megabytes(run.bytes_up), megabytes(run.bytes_down), duration(run.seconds)]) element("td", {}, row, text);
+  }
+}
+
+// --- How training went, and what it costs ---
+
+const afterRound = (round) => `after round ${round}`;
+
+function drawTraining() {
+  const run = focus();
+  const client = data.clients[chosen.client];
+  const shown = visibleRuns();
+  const series = shown.map((other) => ({
+    label: other.label,
+    style: styleOfRun(other),
+    heavy: other === run,
+    points: other.accuracy.flatMap((row, r) => (whole(row) ? [[r + 1, mean(row)]] : [])),
+    band: other === run ? other.accuracy.flatMap((row, r) => (whole(row) ? [[r + 1, Math.min(...row), Math.max(...row)]] : [])) : [],
+  }));
+  if (shown.includes(run) && data.clients.length > 1) {
+    const own = run.accuracy.flatMap((row, r) => (row[chosen.client] === null ? [] : [[r + 1, row[chosen.client]]]));
+    series.push({ label: `${run.label}: ${client}`, style: { ...styleOfRun(run), dash: "1 2" }, faint: true, points: own });
+  }
+  byId("accuracy-note").textContent = `mean of the clients; the band is ${run.label}, worst to best client, the dotted line ${client}`;
+  const common = { xName: "round", xText: String, xTitle: afterRound, together: true, empty: emptyText(shown) };
+  const shares = { yText: (v) => `${+(100 * v).toFixed(2)} %`, valueText: (v) => percent(v, 2), ceiling: 1 };
+  lineChart(byId("accuracy"), { label: "Mean test accuracy by round", series, ...common, ...shares });
+  const losses = shown.map((other) => ({
+    label: other.label,
+    style: styleOfRun(other),
+    heavy: other === run,
+    points: other.loss.flatMap((value, r) => (value === null ? [] : [[r + 1, value]])),
+  }));
+  const plain = { yText: (v) => String(+v.toPrecision(3)), valueText: (v) => v.toPrecision(3), zero: 0 };
+  lineChart(byId("loss"), { label: "Training loss by round", series: losses, ...common, ...plain });
+}
+
+const emptyText = (shown) => (shown.length ? "no round has ended yet" : "choose a method above");
+
+function drawTraffic() {
+  const senders = visibleRuns().filter((run) => run.traffic.some((bytes) => bytes > 0));
+  byId("cost").hidden = !data.runs.some((run) => run.traffic.some((bytes) => bytes > 0));
+  const series = senders.map((run) => {
+    const rounds = run.accuracy.map((row, r) => r).filter((r) => whole(run.accuracy[r]) && run.traffic[r] > 0);
+    return {
+      label: run.label,
+      style: styleOfRun(run),
+      heavy: run === focus(),
+      points: rounds.map((r) => [run.traffic[r], mean(run.accuracy[r])]),
+      read: (k) => [
+        { label: "accuracy", value: percent(mean(run.accuracy[rounds[k]]), 2) },
+        { label: "traffic of a client", value: megabytes(run.traffic[rounds[k]]) },
+        { label: "after round", value: String(rounds[k] + 1) },
+      ],
+    };
+  });
+  const alone = visibleRuns().find((run) => run.method === "separate" && run.best);
+  const ends = series.flatMap((s) => s.points.map((p) => p[0]));
+  if (alone && ends.length) {
+    const line = [Math.min(...ends), Math.max(...ends)].map((at) => [at, alone.best.accuracy]);
+    const read = () => [{ label: "at its best, without any traffic", value: percent(alone.best.accuracy, 2) }];
+    series.push({ label: alone.label, style: ALONE, points: line, read });
+  }
+  const text = { xName: "traffic of one client so far", xText: megabytes, yText: (v) => `${+(100 * v).toFixed(2)} %`, xLog: true };
+  lineChart(byId("traffic"), { label: "Accuracy against traffic", series, ceiling: 1, empty: emptyText(senders), ...text });
+}
+
+// --- What each client gets ---
+
+function drawClients() {
+  const possible = data.runs.some((run) => run.gains);
+  const gains = chosen.gains && possible;
+  byId("modes").hidden = !possible;
+  const rows = data.clients.map((_, i) => i).filter((i) => !chosen.hiddenClients.has(i));
+  const shown = visibleRuns().filter((run) => run.best && (!gains || run.gains));
+  const alone = data.runs.find((run) => run.method === "separate" && run.best);
+  const pick = (values) => rows.map((i) => values[i]);
+  const series = shown.map((run) => ({
+    label: run.label,
+    style: styleOfRun(run),
+    heavy: run === focus(),
+    values: pick(gains ? run.gains : run.clients),
+  }));
+  byId("clients-note").textContent = gains
+    ? "Percentage points that each method adds to what a client reaches by training alone, at the best round of each"
+    : "Test accuracy of each client, at the best round of each method" + (possible ? `; the bar goes from training alone to ${focus().label}` : "");
+  dotRows(byId("clients"), {
+    label: gains ? "Gain of each client over training alone" : "Accuracy of each client by method",
+    rows: rows.map((i) => data.clients[i]),
+    chosen: rows.indexOf(chosen.client),
+    series,
+    base: gains ? rows.map(() => 0) : alone ? pick(alone.clients) : undefined,
+    ceiling: gains ? undefined : 1,
+    xName: gains ? "percentage points over training alone" : "test accuracy",
+    xText: (v) => (gains ? String(+(100 * v).toFixed(1)) : `${+(100 * v).toFixed(1)} %`),
+    valueText: gains ? points : (v) => percent(v),
+  });
+  drawClientsTable();
+}
+
+function drawClientsTable() {
+  const table = byId("clients-table");
+  table.replaceChildren();
+  const head = element("tr", {}, element("thead", {}, table));
+  for (const name of ["Client", "Samples", ...data.runs.map((run) => run.label)]) element("th", { scope: "col" }, head, name);
+  const body = element("tbody", {}, table);
+  data.clients.forEach((name, i) => {
+    const row = element("tr", {}, body);
+    element("th", { scope: "row" }, row, name);
+    element("td", {}, row, data.counts[i].reduce((a, b) => a + b, 0).toLocaleString("en"));
+    for (const run of data.runs) {
+      const cell = element("td", {}, row, percent(run.clients[i]));
+      if (run.gains && run.gains[i] !== null) element("small", run.gains[i] < 0 ? { class: "loss" } : {}, cell, ` (${points(run.gains[i])})`);
+    }
+  });
+}
+
+// --- Who holds what ---
+
+function drawHoldings() {
+  const across = data.classes.map((_, k) => data.counts.reduce((sum, row) => sum + row[k], 0));
+  const down = data.counts.map((row) => row.reduce((a, b) => a + b, 0));
+  const map = (id, label, byClient) => {
+    const share = (i, k) => data.counts[i][k] / Math.max(1, byClient ? down[i] : across[k]);
+    const at = (a, b) => (byClient ? [a, b] : [b, a]);
+    heatmap(byId(id), {
+      label,
+      rows: byClient ? data.clients : data.classes,
+      columns: byClient ? data.classes : data.clients,
+      rowsName: byClient ? "client" : "class",
+      columnsName: byClient ? "class" : "client",
+      chosen: byClient ? chosen.client : undefined,
+      digits: 3,
+      fill: (a, b) => ["--pos", share(...at(a, b))],
+      text: (a, b) => (data.counts[at(a, b)[0]][at(a, b)[1]] ? `${Math.max(1, Math.round(100 * share(...at(a, b))))}` : ""),
+      title: (a, b) => `${data.clients[at(a, b)[0]]}, class ${data.classes[at(a, b)[1]]}`,
+      lines: (a, b) => {
+        const [i, k] = at(a, b);
+        return [
+          { label: "samples", value: data.counts[i][k].toLocaleString("en") },
+          { label: "of the client's", value: percent(data.counts[i][k] / Math.max(1, down[i])) },
+          { label: "of the class", value: percent(data.counts[i][k] / Math.max(1, across[k])) },
+        ];
+      },
+    });
+  };
+  map("held", "What each client holds", true);
+  map("dealt", "Where each class goes", false);
+}
+
+// --- Run it again ---
+
+function drawSettings() {
+  const run = focus();
+  byId("again-note").textContent = run.command
+    ? `This command repeats ${run.label} (kept in ${run.folder}).`
+    : `The data of ${run.label} (kept in ${run.folder}) were handed over in Python; so must they be to repeat it.`;
+  byId("command-box").hidden = !run.command;
+  byId("command").textContent = run.command || "";
+  byId("settings").textContent = run.settings;
+}

@@ -1,0 +1,82 @@
+"""What runs gave, in sentences for people who do not train networks."""
+
+from orchard.report.content import Content, Shown
+
+SEVERAL = 3
+"""Clients named one by one; of more only the number is told."""
+
+
+def overview(content: Content) -> list[str]:
+    """Say of several methods which does best."""
+    measured = [run for run in content.runs if run.best]
+    if len(measured) < 2:
+        return []
+    best = max(measured, key=lambda run: run.best.accuracy if run.best else 0)
+    return [f"Of the {len(content.runs)} ways of training compared here, {best.label} does best."]
+
+
+def story(content: Content, run: Shown) -> list[str]:
+    """Tell one run."""
+    sentences = [_what_happened(content, run)]
+    if not run.best:
+        return [*sentences, "There are no figures yet: the first come when the second round has ended."]
+    outcome = f"On average a client's model is right in {_percent(run.best.accuracy)} of its own test cases"
+    if run.alone is not None:
+        outcome += f"; training alone it is right in {_percent(run.alone)}"
+    sentences.append(f"{outcome}.")
+    sentences += _gains(content, run) if run.gains is not None else [_extremes(content, run)]
+    return sentences
+
+
+def _what_happened(content: Content, run: Shown) -> str:
+    clients, done = len(content.holdings.clients), len(run.accuracy)
+    samples = int(content.holdings.totals().sum())
+    who = f"{clients} client{'s' if clients > 1 else ''} with {samples:,} samples between them"
+    how = "alone" if run.method == "separate" else f"together by {run.label}"
+    if run.state == "running":
+        return f"{who} are training {how}: {done} of {run.planned} rounds are measured so far."
+    if run.state == "finished":
+        return f"{who} trained {how} for {done} round{'s' if done > 1 else ''}."
+    return f"{who} trained {how}; the run {_stopped(run)} after {done} of {run.planned} rounds."
+
+
+def _stopped(run: Shown) -> str:
+    return "failed" if run.state == "failed" else "was interrupted"
+
+
+def _gains(content: Content, run: Shown) -> list[str]:
+    names = content.holdings.clients
+    gains = {i: gain for i, gain in enumerate(run.gains or []) if gain is not None}
+    if not gains:
+        return []
+    most = max(gains, key=lambda i: gains[i])
+    sentences = []
+    if gains[most] > 0:
+        helped = f", helped most by {run.helpers[most]}" if run.helpers[most] else ""
+        sentences.append(f"The most is gained by {names[most]} ({_points(gains[most])}{helped}).")
+    worse = sorted((i for i in gains if gains[i] < 0), key=lambda i: gains[i])
+    if not worse:
+        sentences.append("No client does worse than alone.")
+    elif len(worse) <= SEVERAL:
+        listed = ", ".join(f"{names[i]} ({_points(gains[i])})" for i in worse)
+        sentences.append(f"Worse than alone: {listed}.")
+    else:
+        low = worse[0]
+        sentences.append(f"{len(worse)} clients do worse than alone, {names[low]} most ({_points(gains[low])}).")
+    return sentences
+
+
+def _extremes(content: Content, run: Shown) -> str:
+    names = content.holdings.clients
+    known = {i: value for i, value in enumerate(run.clients) if value is not None}
+    low, high = min(known, key=lambda i: known[i]), max(known, key=lambda i: known[i])
+    helped = f", helped most by {run.helpers[low]}" if run.helpers[low] else ""
+    return f"From {_percent(known[low])} ({names[low]}{helped}) to {_percent(known[high])} ({names[high]})."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _points(gain: float) -> str:
+    return f"{100 * gain:+.1f} points".replace("-", "−")

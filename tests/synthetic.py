@@ -1,0 +1,91 @@
+"""Run folders as runs leave them, without training: written by Orchard's own hand, with figures made up."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from orchard.contract import Federation
+from orchard.data import Holdings
+from orchard.experiment import load_experiment
+from orchard.folder import RunFolder
+from orchard.measures import Measures
+from orchard.record import Round
+from orchard.results import Result
+from orchard.training import Scores
+
+RELATED = ("apple", "fedfomo")
+NINE = ["separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo", "apple"]
+
+
+class SyntheticRun:
+    """A run whose rounds are written one by one; `finish` ends it."""
+
+    def __init__(
+        self,
+        path: Path,
+        method: str | dict[str, object] = "apple",
+        *,
+        names: Sequence[str] = ("north", "south", "east", "west"),
+        classes: int = 3,
+        rounds: int = 5,
+        seed: int = 42,
+        dataset: str = "digits",
+    ) -> None:
+        values = {"dataset": dataset, "clients": len(names), "partition": "iid", "method": method}
+        experiment = load_experiment(overrides={**values, "rounds": rounds, "seed": seed})
+        self.random = np.random.default_rng([seed, *str(method).encode()])
+        counts = {
+            part: [[size + i + k for k in range(classes)] for i in range(len(names))]
+            for part, size in (("train", 40), ("validation", 5), ("test", 10))
+        }
+        held = Holdings(list(names), [f"class {k}" for k in range(classes)], [1, 8, 8], None, counts)
+        federation = Federation(experiment, tuple(map(sum, counts["train"])), (1, 8, 8), classes)
+        self.clients = len(names)
+        self.related = experiment.method.name in RELATED
+        self.result = Result(experiment, held, federation, self.notes(0))
+        self.folder = RunFolder(path)
+        path.mkdir(parents=True)
+        self.folder.create(self.result, {"started": datetime.now(UTC).isoformat()})
+
+    def notes(self, r: int) -> dict[str, list[list[float]]]:
+        """Relationships that grow from 1/N towards ones drawn at random, the first client's helpers soonest."""
+        if not self.related:
+            return {}
+        n = self.clients
+        target = np.eye(n) + 0.3 * np.random.default_rng(n).normal(size=(n, n))
+        return {"relationships": (1 / n + (target - 1 / n) * r / (r + 3)).tolist()}
+
+    def run(self, rounds: int) -> "SyntheticRun":
+        for _ in range(rounds):
+            self.round()
+        return self
+
+    def round(self) -> None:
+        """End one more round."""
+        r, n = len(self.result.rounds), self.clients
+        level = 1 - 0.7 / (r + 2)
+        accuracy = np.clip(level - 0.1 * self.random.random(n), 0, 1)
+        scores: list[Scores | None] = [Scores(Measures(float(a) - 0.01), Measures(float(a))) for a in accuracy]
+        entry = Round(
+            round=r,
+            time="2024-01-01T00:00:00.000+00:00",
+            seconds=1.5,
+            loss=[float(2 / (r + 1) + i / 10) for i in range(n)],
+            trained=scores,
+            exchanged=scores,
+            tuned=scores,
+            bytes_up=[0 if self.result.experiment.method.name == "separate" else 1_000_000] * n,
+            bytes_down=[0 if self.result.experiment.method.name == "separate" else 3_000_000] * n,
+            notes=self.notes(r + 1),
+            failures={},
+        )
+        self.result.rounds.append(entry)
+        self.folder.append(entry)
+
+    def finish(self) -> Path:
+        """Run all rounds that are left and end the run."""
+        self.run(self.result.experiment.rounds - len(self.result.rounds))
+        self.folder.write("summary.json", {"state": "finished"})
+        return self.folder.path

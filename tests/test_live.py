@@ -1,0 +1,158 @@
+"""The page while a run goes on, in a real browser; and how it is served."""
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser
+
+from browser import browser, needs_chromium, reading
+from orchard.report.live import live_page
+from orchard.report.page import write_report
+from synthetic import SyntheticRun
+
+__all__ = ["browser"]
+
+MAIN = "from orchard.cli import main; main()"
+
+
+@needs_chromium
+def test_the_page_follows_a_run_and_nobody_loses_their_place(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run", rounds=6)
+    with run.folder.held(), live_page(run.folder.path) as address, reading(browser, address) as reader:
+        page = reader.page
+        page.locator("#status", has_text="live").wait_for()
+        assert "There are no figures yet" in reader.text("#story")
+        run.run(3)
+        page.locator("#round-text", has_text="after round 3 of 6").wait_for()  # the slider follows the last round
+        page.select_option("#client", label="east")
+        page.locator("#round").fill("1")
+        reader.choose("#peers", "south")
+        page.evaluate("scrollTo(0, 900)")
+        selves = reader.lines("#selves")
+        run.round()
+        page.locator("#tiles", has_text="4 of 6").wait_for()
+        assert reader.lines("#selves") != selves
+        assert reader.lines("#selves").keys() == {"north", "east", "west"}
+        assert page.input_value("#client") == "2"
+        assert reader.text("#whose") == "east"
+        assert reader.text("#round-text") == "after round 1 of 6"
+        assert page.evaluate("scrollY") == 900
+        assert page.evaluate("document.activeElement.type") == "checkbox"  # what had the focus has it still
+        assert {urlsplit(url).hostname for url in reader.requests if url.startswith("http")} == {"127.0.0.1"}
+        assert reader.troubles == []
+
+
+@needs_chromium
+def test_a_finished_run_looks_the_same_as_its_report(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run").finish()
+    write_report([run], tmp_path / "report.html")
+    looks = []
+    with live_page(run) as address:
+        for place in (address, tmp_path / "report.html"):
+            with reading(browser, place) as reader:
+                reader.page.locator("#matrix svg").wait_for()
+                looks.append((reader.text("#story"), reader.page.inner_html("main")))
+    assert looks[0] == looks[1]
+
+
+@needs_chromium
+def test_a_page_stays_when_its_server_is_gone(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run").run(2)
+    with live_page(run.folder.path) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(address)
+        page.locator("#status", has_text="interrupted").wait_for()  # nobody holds the folder
+        run.finish()
+    assert "for 5 rounds" in page.inner_text("#story")  # the server waited until the page had seen the end
+    page.locator("#status", has_text="no longer live").wait_for()
+    assert page.locator("#matrix svg").is_visible()
+    context.close()
+
+
+def answer(address: str, path: str, **headers: str) -> int:
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection("127.0.0.1", url.port or 0, timeout=10)
+    connection.request("GET", path, headers=headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_the_page_is_for_this_machine_and_whoever_has_its_address(tmp_path: Path) -> None:
+    with live_page(SyntheticRun(tmp_path / "run").finish()) as address:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{16}/", address)
+        path = urlsplit(address).path
+        assert answer(address, path) == 200
+        assert answer(address, "/") == answer(address, "/data") == answer(address, f"{path}../run") == 404
+        assert answer(address, path, Host="elsewhere.example") == 403
+
+
+def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run").run(2)
+    with live_page(run.folder.path) as address:
+        with urllib.request.urlopen(f"{address}data") as first:  # noqa: S310
+            version = re.search(rb'"version": "([^"]+)"', first.read())
+        assert version is not None
+        have = f"{urlsplit(address).path}data?have={version[1].decode().replace(' ', '+')}"
+        assert answer(address, have) == 204
+        run.round()
+        assert answer(address, have) == 200
+
+
+def test_a_page_can_be_asked_for_before_its_run_begins(tmp_path: Path) -> None:
+    with live_page(tmp_path / "later") as address, urllib.request.urlopen(address) as page:  # noqa: S310
+        assert b"The run is about to begin." in page.read()
+
+
+def listening(folder: Path) -> dict[str, str]:
+    """Return an environment in which the browser is a program that writes down the address."""
+    browser = folder / "browser"
+    browser.write_text('#!/bin/sh\necho "$1" > "$0.opened"\n')
+    browser.chmod(0o755)
+    return {**os.environ, "BROWSER": str(browser)}
+
+
+def opened(folder: Path) -> str:
+    for _ in range(200):
+        if (folder / "browser.opened").exists() and (text := (folder / "browser.opened").read_text()):
+            return text.strip()
+        time.sleep(0.05)
+    pytest.fail("no browser was opened")
+
+
+def test_watching_opens_a_browser_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run").finish()
+    command = [sys.executable, "-c", MAIN, "watch", str(run)]
+    with subprocess.Popen(command, env=listening(tmp_path), stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        address = watch.stdout.readline().split()[2].rstrip(";")
+        assert opened(tmp_path) == address
+        with urllib.request.urlopen(address) as page:  # noqa: S310
+            assert b"digits, iid split" in page.read()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(10) == 0
+
+
+@pytest.mark.parametrize("browser_there", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_run_opens_its_page_and_runs_all_the_same_where_it_cannot(tmp_path: Path, browser_there: bool) -> None:
+    environment = listening(tmp_path) if browser_there else {**os.environ, "BROWSER": "/nowhere/browser"}
+    quick = ["--rounds", "1", "--set", "epochs=1", "--set", "model=mlp", "--out", "kept"]
+    command = [sys.executable, "-c", MAIN, "run", *quick, "--open"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    live, progress = run.stderr.splitlines()
+    assert live.startswith("live at http://127.0.0.1:")
+    assert progress.startswith("round 1/1")
+    assert (tmp_path / "kept/summary.json").exists()
+    if browser_there:
+        assert opened(tmp_path) == live.removeprefix("live at ")

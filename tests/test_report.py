@@ -1,0 +1,288 @@
+"""What the report says of runs, the command that repeats one, the figures for print and TensorBoard's events."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from helpers import ROOT
+from orchard.cli import app
+from orchard.errors import Refusal
+from orchard.experiment import load_experiment
+from orchard.folder import RunFolder
+from orchard.report.command import command_of
+from orchard.report.content import Content, content_of
+from orchard.report.page import page, page_data
+from orchard.report.story import overview, story
+from synthetic import SyntheticRun
+
+
+def shown(*runs: Path, live: bool = False) -> Content:
+    return content_of([RunFolder(run) for run in runs], live=live)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return [SyntheticRun(root / method, method).finish() for method in ("apple", "fedavg-ft", "separate")]
+
+
+def test_content_is_what_the_results_say(compared: list[Path]) -> None:
+    result, run = RunFolder(compared[0]).result(), shown(*compared).runs[0]
+    assert np.array(run.accuracy) == pytest.approx(result.accuracy(), abs=1e-5)
+    assert (run.best, run.last, run.validation) == (result.figures().best, result.last, result.validation_selected)
+    assert run.helpers == [client.strongest_helper for client in result.clients]
+    assert run.relationships is not None
+    assert run.relationships.rounds == [0, 1, 2, 3, 4, 5]
+    assert np.array(run.relationships.matrices) == pytest.approx(result.relationships, abs=1e-4)
+    assert run.traffic == [4e6, 8e6, 12e6, 16e6, 20e6]
+
+
+def test_training_loss_is_of_all_samples_each_by_its_own_clients_model(compared: list[Path]) -> None:
+    samples = [123, 126, 129, 132]  # 40 + i + k of class k
+    first = sum(n * (2 + i / 10) for i, n in enumerate(samples)) / sum(samples)
+    assert shown(compared[0]).runs[0].loss[0] == pytest.approx(first, abs=1e-6)
+
+
+def test_gains_are_over_training_alone_with_the_same_seed(tmp_path: Path) -> None:
+    runs = [
+        SyntheticRun(tmp_path / f"{method}{seed}", method, seed=seed).finish()
+        for method in ("separate", "apple")
+        for seed in (1, 2)
+    ]
+    content = shown(*runs)
+    assert [run.label for run in content.runs] == [f"{m}, seed {s}" for m in ("separate", "apple") for s in (1, 2)]
+    for alone, apple in zip(content.runs[:2], content.runs[2:], strict=True):
+        assert alone.gains is None
+        assert apple.gains == pytest.approx(np.subtract(apple.clients, alone.clients))  # type: ignore[arg-type]
+        assert alone.best is not None
+        assert apple.alone == alone.best.accuracy
+
+
+def test_methods_that_anothers_run_gives_are_shown_too(compared: list[Path]) -> None:
+    assert [run.label for run in shown(*compared).runs] == ["apple", "fedavg-ft", "separate", "fedavg", "fedavg-local"]
+    assert [run.label for run in shown(compared[1]).runs] == ["fedavg-ft"]
+
+
+def test_a_label_tells_runs_of_one_method_apart(tmp_path: Path) -> None:
+    methods: list[str | dict[str, object]] = ["apple", {"name": "apple", "mu": 0.5}, "apple"]
+    runs = [SyntheticRun(tmp_path / str(k), method).finish() for k, method in enumerate(methods)]
+    assert [run.label for run in shown(*runs).runs] == ["apple", "apple:mu=0.5", "apple (2)"]
+
+
+def test_many_clients_do_not_make_the_page_large(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "many", names=[f"hospital {i}" for i in range(120)], rounds=60).finish()
+    content = shown(run)
+    relationships = content.runs[0].relationships
+    assert relationships is not None
+    assert relationships.rounds[0] == 0
+    assert relationships.rounds[-1] == 60
+    assert 30 < len(relationships.rounds) < 60
+    assert len(page(page_data(content))) < 8e6
+
+
+# --- Sentences ---
+
+
+def test_the_story_of_a_run_beside_training_alone(compared: list[Path]) -> None:
+    content = shown(*compared)
+    run = replace(content.runs[0], clients=[0.9] * 4, gains=[0.083, -0.02, 0.0, 0.01], alone=0.875)
+    run = replace(run, helpers=["east", None, None, None], best=replace(run.best, accuracy=0.9))  # type: ignore[type-var]
+    assert " ".join(story(content, run)) == (
+        "4 clients with 750 samples between them trained together by apple for 5 rounds. "
+        "On average a client's model is right in 90.0 % of its own test cases; "
+        "training alone it is right in 87.5 %. "
+        "The most is gained by north (+8.3 points, helped most by east). Worse than alone: south (−2.0 points)."
+    )
+    assert story(content, replace(run, gains=[0.1, 0, 0, 0]))[-1] == "No client does worse than alone."
+    many = story(content, replace(run, gains=[-0.1, -0.2, -0.1, -0.1]))
+    assert many[-1] == "4 clients do worse than alone, south most (−20.0 points)."
+
+
+def test_the_story_of_a_run_by_itself(compared: list[Path]) -> None:
+    content = shown(compared[0])
+    run = replace(content.runs[0], clients=[0.5, 0.9, 0.7, 0.8], helpers=["west", None, None, None])
+    assert story(content, run)[-1] == "From 50.0 % (north, helped most by west) to 90.0 % (south)."
+    assert overview(content) == []
+
+
+def test_the_best_method_is_named_first(compared: list[Path]) -> None:
+    content = shown(*compared)
+    best = max(content.runs, key=lambda run: run.best.accuracy if run.best else 0)
+    assert overview(content) == [f"Of the 5 ways of training compared here, {best.label} does best."]
+
+
+def test_a_run_that_has_only_begun_can_be_watched_but_not_reported(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "new").folder.path
+    content = shown(run, live=True)
+    assert story(content, content.runs[0])[-1] == (
+        "There are no figures yet: the first come when the second round has ended."
+    )
+    assert '"best":null' in page(page_data(content))
+    with pytest.raises(Refusal, match="new: no round has been measured yet; orchard watch shows it while it goes on"):
+        shown(run)
+
+
+def test_a_round_whose_exchange_is_not_measured_yet_has_no_figures(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run", "fedavg").run(3)
+    lines = (run.folder.path / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    last["exchanged"] = {part: {m: [None] * 4 for m in values} for part, values in last["exchanged"].items()}
+    (run.folder.path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    content = shown(run.folder.path)
+    (entry,) = content.runs
+    assert entry.accuracy[2] == [None] * 4
+    assert entry.last is None
+    assert entry.best is not None
+    assert entry.best.round == 1
+    assert "was interrupted after 3 of 5 rounds" in story(content, entry)[0]
+    page(page_data(content))  # it is valid JSON, without NaN
+
+
+# --- The command that repeats a run ---
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        [],
+        ["dataset=mnist", "partition.name=practical", "rounds=160", "method.mu=0.25", "method.budget=3"],
+        ["dataset=my file's.npz", "partition.name=column", "partition.key=the hospital", "clients=3", "lr=0.5"],
+        ["method.name=fedprox-ft", "partition.alpha=0.1", "partition.seed=7", "batch_size=8", "data_dir=/a b"],
+        ["workers=2", "checkpoint_every=3", "out=somewhere"],
+    ],
+)
+def test_the_command_repeats_the_experiment(assignments: list[str]) -> None:
+    experiment = load_experiment(assignments=assignments)
+    command = command_of(experiment)
+    assert command is not None
+    words = shlex.split(command)
+    assert words[:2] == ["orchard", "run"]
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    plain = {key.removeprefix("--"): value for key, value in options.items() if key != "--set"}
+    numbers = {key: int(plain.pop(key)) for key in ("clients", "rounds", "seed")}
+    settings = [value for key, value in zip(words[2::2], words[3::2], strict=True) if key == "--set"]
+    assert load_experiment(overrides={**plain, **numbers}, assignments=settings).identity() == experiment.identity()
+
+
+def test_only_what_is_not_a_default_is_in_the_command() -> None:
+    assert command_of(load_experiment(assignments=["method.mu=0.25"])) == (
+        "orchard run --dataset digits --partition dirichlet --clients 8 --method apple --rounds 25 --seed 42 "
+        "--set method.mu=0.25"
+    )
+    assert command_of(load_experiment(overrides={"dataset": "arrays"})) is None
+
+
+# --- On the command line ---
+
+
+def test_a_report_of_several_runs_is_one_file(compared: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "all.html"
+    made = CliRunner().invoke(app, ["report", *map(str, compared), "-o", str(file)], catch_exceptions=False)
+    assert (made.exit_code, made.stdout, made.stderr) == (0, f"written to {file}\n", "")
+    text = file.read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert not re.findall(r"""(?:src|href)=["'](?!data:,|#)""", text.split("<script")[0])
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(Refusal) as caught:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return str(caught.value)
+
+
+def test_what_cannot_be_shown_is_refused(compared: list[Path], tmp_path: Path) -> None:
+    other = SyntheticRun(tmp_path / "other", names=["up", "down"]).finish()
+    apple = str(compared[0])
+    assert refusal("report", str(tmp_path)) == f"{tmp_path}: is not the folder of a run: it has no experiment.toml"
+    assert refusal("watch", str(tmp_path)) == f"{tmp_path}: is not the folder of a run: it has no experiment.toml"
+    assert refusal("report", apple, str(other)) == f"{other}: is on other data than {apple}; show them one by one"
+    nowhere = str(tmp_path / "missing" / "report.html")
+    assert refusal("report", apple, "-o", nowhere) == f"{nowhere}: cannot be written: No such file or directory"
+    assert refusal("figures", apple, "-o", f"{other}/summary.json").endswith("cannot be written: File exists")
+
+
+def test_the_pages_files_are_in_the_wheel(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    here = {file.name for file in (ROOT / "src/orchard/report").iterdir() if file.suffix in (".html", ".css", ".js")}
+    assert {Path(name).name for name in names if name.startswith("orchard/report/")} >= here
+    assert len(here) == 7
+
+
+# --- Figures for print ---
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_the_papers_figures_are_drawn(compared: list[Path], tmp_path: Path, kind: str, magic: bytes) -> None:
+    arguments = ["figures", *map(str, compared), "--format", kind, "-o", str(tmp_path / "drawn")]
+    made = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    names = [f"{name}.{kind}" for name in ("convergence", "clients", "relationships-apple", "data")]
+    assert made.stdout.splitlines() == [f"drawn in {tmp_path / 'drawn' / name}" for name in names]
+    for name in names:
+        assert (tmp_path / "drawn" / name).read_bytes().startswith(magic)
+    if kind == "svg":
+        for name, words in (
+            ("convergence", ["training loss", "mean client test accuracy", "fedavg-local"]),
+            ("clients", ["north", "separate"]),
+            ("relationships-apple", ["self-relationships", "of north", "of west"]),
+        ):
+            text = (tmp_path / "drawn" / f"{name}.svg").read_text("utf-8")
+            assert all(f">{word}<" in text for word in words)
+    if kind == "pdf":
+        content = (tmp_path / "drawn/convergence.pdf").read_bytes()
+        assert b"/Subtype /Image" not in content
+        assert b"/FontFile2" in content  # TrueType, which publishers' tools can read
+        width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", content)
+        assert width is not None
+        assert float(width[1]) == pytest.approx(7 * 72)
+
+
+def test_odd_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    names = ["$a_b$", "日本医院", "<b>", "x" * 200, "{0}", r"\frac"]
+    run = SyntheticRun(tmp_path / "run", names=names).finish()
+    CliRunner().invoke(app, ["figures", str(run), "--format", "svg", "-o", str(tmp_path)], catch_exceptions=False)
+    text = (tmp_path / "clients.svg").read_text("utf-8")
+    assert all(f">{name}<" in text for name in ("$a_b$", "&lt;b&gt;", "{0}", r"\frac", "x" * 17 + "…"))
+
+
+# --- TensorBoard ---
+
+
+def test_tensorboard_reads_the_runs_figures_back(tmp_path: Path) -> None:
+    quick = ["--rounds", "2", "--set", "epochs=1", "--set", "model=mlp", "--out", str(tmp_path / "a")]
+    CliRunner().invoke(app, ["run", *quick, "--tensorboard"], catch_exceptions=False)
+    events = EventAccumulator(str(tmp_path / "a/tensorboard")).Reload()
+    result = RunFolder(tmp_path / "a").result()
+    accuracy = result.accuracy()
+    means = [(event.step, event.value) for event in events.Scalars("mean test accuracy")]
+    assert means == [(r + 1, pytest.approx(accuracy[r].mean())) for r in range(2)]
+    third = [event.value for event in events.Scalars("test accuracy/client 3")]
+    assert third == pytest.approx(accuracy[:, 3].tolist())
+    losses = [event.value for event in events.Scalars("training loss/client 7")]
+    assert losses == pytest.approx([entry.loss[7] for entry in result.rounds])
+    pictures = events.Images("relationships")
+    assert [picture.step for picture in pictures] == [0, 1, 2]
+    assert (pictures[0].width, pictures[0].height) == (8 * 16, 8 * 16)
+
+
+def test_without_tensorboard_its_option_is_refused_before_training(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['tensorboard'] = None; from orchard.cli import main; main()"
+    command = [sys.executable, "-c", without, "run", "--tensorboard"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr == (
+        "orchard: --tensorboard: TensorBoard is not installed; install it with: pip install 'orchard[tensorboard]'\n"
+    )
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,225 @@
+"""The report, read in a real browser with the network cut."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from browser import Reader, browser, needs_chromium, reading
+from orchard.report.page import write_report
+from synthetic import NINE, SyntheticRun
+
+pytestmark = needs_chromium
+__all__ = ["browser"]
+
+METHODS = ("separate", "fedavg-local", "fedfomo", "apple")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    write_report([SyntheticRun(root / method, method).finish() for method in METHODS], root / "report.html")
+    return root / "report.html"
+
+
+@pytest.fixture
+def reader(browser: Browser, report: Path) -> Iterator[Reader]:
+    with reading(browser, report) as opened:
+        yield opened
+        assert opened.troubles == []
+
+
+def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader, report: Path) -> None:
+    assert [url for url in reader.requests if not url.startswith("data:")] == [report.as_uri()]
+    assert reader.text("h1") == "digits, iid split"
+    assert "ways of training compared here" in reader.text("#story")
+    assert "4 clients with 750 samples between them" in reader.text("#story")
+    assert "picks that round by looking at the test data" in reader.text("main")
+    rows = reader.page.locator("#headline tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in rows] == list(METHODS)
+    for chart in [
+        "accuracy",
+        "loss",
+        "clients",
+        "matrix",
+        "graph",
+        "trajectories",
+        "selves",
+        "held",
+        "dealt",
+        "traffic",
+    ]:
+        assert reader.page.locator(f"#{chart} svg").bounding_box()
+
+
+def test_the_slider_moves_the_matrix_and_the_graph(reader: Reader) -> None:
+    assert reader.text("#round-text") == "after round 5 of 5"
+    last = reader.cells("#matrix")
+    assert len(last) == 16
+    arrows = reader.page.inner_html("#graph svg")
+    reader.page.locator("#round").fill("0")
+    assert reader.text("#round-text") == "before the first round"
+    first = reader.cells("#matrix")
+    assert first != last
+    assert len(set(first)) == 1  # every client begins with the same weight for all
+    assert reader.page.inner_html("#graph svg") != arrows
+
+
+def test_playing_goes_through_the_rounds(reader: Reader) -> None:
+    # Noted by the page itself: from here, a round may pass between two looks.
+    reader.page.evaluate(
+        "seen = []; new MutationObserver(() => seen.push(document.querySelector('#round-text').textContent))"
+        ".observe(document.querySelector('#round-text'), { childList: true, characterData: true, subtree: true })"
+    )
+    reader.page.click("#play")
+    reader.page.locator("#round-text", has_text="after round 5 of 5").wait_for()
+    reader.page.locator("#play", has_text="Play").wait_for()
+    rounds = [f"after round {k} of 5" for k in range(1, 6)]
+    assert list(dict.fromkeys(reader.page.evaluate("seen"))) == ["before the first round", *rounds]
+
+
+def test_choosing_a_client_changes_the_trajectories(reader: Reader) -> None:
+    before, selves = reader.lines("#trajectories"), reader.lines("#selves")
+    reader.page.select_option("#client", label="east")
+    after = reader.lines("#trajectories")
+    assert before.keys() == after.keys() == {"north", "south", "east", "west"}
+    assert all(before[name] != after[name] for name in before)
+    assert reader.text("#whose") == "east"
+    assert reader.lines("#selves") == selves
+    reader.page.locator("#graph text", has_text="west").click()
+    assert reader.text("#whose") == "west"
+    assert reader.page.input_value("#client") == "3"
+
+
+def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
+    for chart in ("#accuracy", "#loss", "#clients", "#traffic"):
+        assert "fedfomo" in reader.lines(chart)
+    reader.choose("#runs", "fedfomo")
+    for chart in ("#accuracy", "#loss", "#clients", "#traffic"):
+        assert "fedfomo" not in reader.lines(chart)
+        assert "apple" in reader.lines(chart)
+    reader.choose("#runs", "fedfomo")
+    assert "fedfomo" in reader.lines("#accuracy")
+    reader.choose("#peers", "south")
+    for chart in ("#trajectories", "#selves"):
+        assert reader.lines(chart).keys() == {"north", "east", "west"}
+    assert "south" not in reader.text("#clients")
+
+
+def test_all_can_be_switched_off(reader: Reader) -> None:
+    for method in METHODS:
+        reader.choose("#runs", method)
+    assert reader.text("#accuracy") == "choose a method above"
+    assert reader.lines("#clients") == {}
+
+
+def test_another_method_has_another_story_and_command(reader: Reader) -> None:
+    for method in ("apple", "separate"):
+        reader.page.select_option("#run", method)
+        assert ("trained together by apple" in reader.text("#story")) == (method == "apple")
+        assert f"--method {method} --rounds 5" in reader.text("#command")
+        assert reader.page.locator("#headline tr.chosen").inner_text().split()[0] == method
+    assert "separate learns no relationships; these are of apple" in reader.text("#helping-note")
+
+
+def test_gains_over_training_alone(reader: Reader) -> None:
+    accuracies = reader.lines("#clients")
+    reader.choose("#modes", "gain over training alone")
+    assert "percentage points over training alone" in reader.text("#clients")
+    assert reader.lines("#clients").keys() == accuracies.keys() - {"separate"}
+
+
+def test_values_are_shown_under_the_pointer(reader: Reader) -> None:
+    reader.page.locator("#accuracy svg").hover(position={"x": 300, "y": 100})
+    tip = reader.text("#accuracy .tip")
+    assert tip.startswith("after round")
+    assert all(method in tip for method in METHODS)
+    assert tip.count("%") == 5  # the methods, and the chosen client
+    reader.page.locator("#matrix [data-cell='0,1']").hover(force=True)
+    assert reader.text("#matrix .tip").startswith("north takes from south")
+    reader.page.locator("h1").hover()
+    assert not reader.page.locator("#matrix .tip").is_visible()
+
+
+def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
+    reached = set()
+    for _ in range(60):
+        reader.page.keyboard.press("Tab")
+        reached.add(reader.page.evaluate("document.activeElement.closest('[id]')?.id"))
+    assert {"run", "client", "runs", "modes", "play", "round", "peers", "matrix", "accuracy", "copy"} <= reached
+    reader.page.focus("#round")
+    reader.page.keyboard.press("ArrowLeft")
+    assert reader.text("#round-text") == "after round 4 of 5"
+    reader.page.focus("#matrix svg")
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        reader.page.keyboard.press(key)
+    assert reader.text("#matrix .tip").startswith("south, of its own")
+    unnamed = "all => all.filter(e => !e.labels?.length && !e.textContent && !e.ariaLabel).map(e => e.outerHTML)"
+    assert reader.page.eval_on_selector_all("input, select, button, svg[tabindex]", unnamed) == []
+
+
+@pytest.mark.parametrize("width", [375, 768])
+def test_a_small_screen_needs_no_scrolling_sideways(browser: Browser, report: Path, width: int) -> None:
+    with reading(browser, report, width=width) as reader:
+        assert reader.sideways() == 0
+        assert reader.page.locator("#matrix svg").bounding_box()["width"] < width  # type: ignore[index]
+        assert reader.troubles == []
+
+
+def test_light_and_dark(browser: Browser, report: Path) -> None:
+    paper = []
+    for dark in (False, True):
+        with reading(browser, report, dark=dark) as reader:
+            colour = reader.page.evaluate("getComputedStyle(document.body).backgroundColor")
+            paper.append(sum(map(int, colour[4:-1].split(","))))
+    assert paper[0] > 700
+    assert paper[1] < 100
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>",
+    "\"'`<!--",
+    "&lt;b&gt; {{7*7}} $data ${alert(3)}",
+    "a hospital whose name is longer than any table can bear " * 4,
+    "x" * 300,
+]
+
+
+def test_no_name_does_any_harm(browser: Browser, tmp_path: Path) -> None:
+    dataset = "<b>data <script>alert(4); " + "y" * 200
+    run = SyntheticRun(tmp_path / "<i>'run'", names=HOSTILE, dataset=dataset).finish()
+    write_report([run], tmp_path / "report.html")
+    for width in (1280, 375):
+        with reading(browser, tmp_path / "report.html", width=width) as reader:
+            reader.page.click("summary >> nth=0")
+            named = reader.page.locator("#clients-table tbody th").all_text_contents()
+            assert named == HOSTILE
+            assert reader.text("h1") == f"{dataset}, iid split"
+            assert dataset in reader.text("#command")
+            assert "<i>'run'" in reader.text("#again-note")
+            assert reader.page.locator("main img, main b b, main script").count() == 0
+            assert reader.sideways() == 0
+            assert reader.troubles == []
+
+
+def test_nine_methods_fit_on_a_page(browser: Browser, tmp_path: Path) -> None:
+    names = [f"hospital {i}" for i in range(12)]
+    runs = [SyntheticRun(tmp_path / m, m, names=names, classes=10, rounds=160).finish() for m in NINE]
+    file = tmp_path / "report.html"
+    write_report(runs, file)
+    assert file.stat().st_size < 8e6
+    with reading(browser, file) as reader:
+        assert set(NINE) <= reader.lines("#accuracy").keys()
+        assert len(reader.cells("#matrix")) == 144
+        assert reader.troubles == []
+
+
+def test_a_run_without_relationships_has_no_section_about_them(browser: Browser, tmp_path: Path) -> None:
+    write_report([SyntheticRun(tmp_path / "run", "fedavg").finish()], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        assert not reader.page.locator("#helping").is_visible()
+        assert not reader.page.locator("#run").is_visible()
+        assert reader.lines("#accuracy").keys() == {"fedavg", "fedavg: north"}
+        assert reader.troubles == []
