@@ -138,6 +138,19 @@ def run_grid(
     }
 
 
+def grid_folders(base: Experiment, contenders: Sequence[Contender], seeds: Sequence[int], root: Path) -> list[Path]:
+    """Return the folders of the runs of a grid that are there, one for each run."""
+    hosts = dict.fromkeys(_host(contender, contenders)[0].label for contender in contenders)
+    data = load_data(base).fingerprint()
+    found = [
+        find_run(_variant(base, contender, seed), data, root)
+        for seed in seeds
+        for contender in contenders
+        if contender.label in hosts
+    ]
+    return [folder.path for folder in found if folder]
+
+
 def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:
     """Return whose run gives this contender's figures, and at which moment: another's where one gives both."""
     givers = [

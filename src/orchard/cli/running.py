@@ -167,11 +167,12 @@ def compare(
     print_comparison(comparison, table.value)
 
 
-class PaperTable(StrEnum):
-    """A table of the paper."""
+class PaperPart(StrEnum):
+    """A part of the paper."""
 
     table1 = "table1"
     table2 = "table2"
+    figures = "figures"
 
 
 class PaperSplit(StrEnum):
@@ -191,7 +192,9 @@ class PaperScale(StrEnum):
 
 @app.command()
 def reproduce(
-    table: Annotated[PaperTable, typer.Argument(help="table1: all methods; table2: limited downloads.")],
+    part: Annotated[
+        PaperPart, typer.Argument(help="table1: all methods; table2: limited downloads; figures: of table 1's runs.")
+    ],
     dataset: Annotated[
         str, typer.Option(help="A dataset's name; the paper's: mnist, cifar10, organamnist, pathmnist.")
     ],
@@ -207,29 +210,25 @@ def reproduce(
     results: Annotated[Path | None, typer.Option(help="Also keep the figures in a small file in this folder.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Re-measure a table of the paper; can be interrupted and repeated."""
+    """Re-measure a table of the paper, or draw its figures; can be interrupted and repeated."""
     from orchard.display import print_reproduction, watched_grid
+    from orchard.paper.protocol import Table
+    from orchard.paper.reproduce import Task
     from orchard.paper.reproduce import reproduce as reproduce_table
+    from orchard.report.figures import write_figures
     from orchard.stopping import stoppable
 
-    numbers = seeds_of(seeds)
+    table: Table = "table2" if part is PaperPart.table2 else "table1"
+    own = {"data_dir": data_dir, "workers": workers}
+    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
-        found = reproduce_table(
-            table.value,
-            dataset,
-            partition.value,
-            scale.value,
-            numbers,
-            out,
-            watcher,
-            stop,
-            tune=tune,
-            data_dir=data_dir,
-            workers=workers,
-        )
+        found = reproduce_table(task, watcher, stop, tune=tune)
     print_reproduction(found)
     if results:
         typer.echo(f"kept in {found.write(results)}", err=True)
+    if part is PaperPart.figures:
+        for file in write_figures(task.folders(), Path("figures") / found.name, "pdf"):
+            typer.echo(f"drawn in {file}")
 
 
 @app.command("methods")

@@ -1,14 +1,15 @@
 """A table of the paper beside ours: published value, measured value, difference, and which of its claims hold."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from orchard.checkpoints import write_durably
-from orchard.comparison import Row, Spread, Watcher, compare
+from orchard.comparison import Row, Spread, Watcher, compare, grid_folders
 from orchard.environment import environment
+from orchard.experiment import Experiment
 from orchard.paper.protocol import (
     WITHOUT_PENALTY,
     Scale,
@@ -76,31 +77,42 @@ class Reproduction:
         return cls(cells=cells, **kept)
 
 
-def reproduce(
-    table: Table,
-    dataset: str,
-    partition: SplitName,
-    scale: Scale,
-    seeds: Sequence[int],
-    root: Path,
-    watcher: Watcher,
-    stop: Stop | None = None,
-    *,
-    tune: bool = False,
-    **settings: Any,
-) -> Reproduction:
+@dataclass(frozen=True)
+class Task:
+    """A table to re-measure on one dataset and split, and where its runs are."""
+
+    table: Table
+    dataset: str
+    partition: SplitName
+    scale: Scale
+    seeds: list[int]
+    root: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else the runs share, e.g. where the data are."""
+
+    def base(self) -> Experiment:
+        """Return what the runs share."""
+        return base_experiment(self.dataset, self.partition, self.scale, **self.settings)
+
+    def folders(self) -> list[Path]:
+        """Return the folders of the runs that are there."""
+        base = self.base()
+        return grid_folders(base, contenders(self.table, base), self.seeds, self.root)
+
+
+def reproduce(task: Task, watcher: Watcher, stop: Stop | None = None, *, tune: bool = False) -> Reproduction:
     """Run what a table needs and is not yet there; put it beside what was published."""
-    base = base_experiment(dataset, partition, scale, **settings)
-    rows = contenders(table, base)
+    base = task.base()
+    rows = contenders(task.table, base)
     if tune:
-        rows = tuned(base, rows, seeds[0], root, watcher, stop)
-    comparison = compare(base, rows, seeds, root, watcher, stop)
-    theirs = published(table, dataset, partition)
+        rows = tuned(base, rows, task.seeds[0], task.root, watcher, stop)
+    comparison = compare(base, rows, task.seeds, task.root, watcher, stop)
+    theirs = published(task.table, task.dataset, task.partition)
     own = {row.label: {**row.settings.model_dump(), **row.changes} for row in rows}
     cells = [_cell(row, theirs.get(row.label), own[row.label]) for row in comparison.rows]
     shared = base.model_dump(mode="json", exclude={"method", "out", "data_dir", "seed", "workers"}, exclude_none=True)
     made = {key: value for key, value in environment(base).items() if key not in ("started", "rounds")}
-    return Reproduction(table, dataset, partition, scale, list(seeds), cells, shared, made)
+    return Reproduction(task.table, task.dataset, task.partition, task.scale, task.seeds, cells, shared, made)
 
 
 def _cell(row: Row, theirs: float | None, parameters: Mapping[str, Any]) -> Cell:
