@@ -144,6 +144,7 @@ def test_idx_files_are_read_exactly(tmp_path: Path) -> None:
             "announces 60 bytes of data but holds 53",
         ),
     ],
+    ids=["not gzip", "cut off", "no header", "two dimensions", "not bytes", "too short"],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "images.gz"
