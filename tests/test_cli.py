@@ -34,7 +34,7 @@ def test_help_does_not_import_torch(tmp_path: Path) -> None:
 
 
 def test_a_run_shows_progress_and_a_table_and_keeps_a_folder(tmp_path: Path) -> None:
-    run = orchard_command("run", "--rounds", "2", "--set", "epochs=1", cwd=tmp_path)
+    run = orchard_command("run", "--rounds", "2", "--set", "epochs=1", "--set", "model=mlp", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     lines = run.stderr.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["round 1/2", "round 2/2"]
@@ -69,7 +69,7 @@ def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
 
 
 def test_json_and_quiet(tmp_path: Path) -> None:
-    options = ["--rounds", "1", "--set", "epochs=1", "--seed", "3", "--quiet"]
+    options = ["--rounds", "1", "--set", "epochs=1", "--set", "model=mlp", "--seed", "3", "--quiet"]
     quiet = orchard_command("run", *options, "--out", "first", cwd=tmp_path)
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     as_json = orchard_command("run", *options, "--json", "--out", "second", cwd=tmp_path)
@@ -107,14 +107,16 @@ def test_bad_input_is_one_message_and_exit_code_2(tmp_path: Path, arguments: lis
 
 
 def test_a_run_that_diverges_ends_with_exit_code_1(tmp_path: Path) -> None:
-    run = orchard_command("run", "--set", "lr=1e20", "--set", "epochs=1", "--rounds", "2", cwd=tmp_path)
+    run = orchard_command(
+        "run", "--set", "lr=1e20", "--set", "epochs=1", "--set", "model=mlp", "--rounds", "2", cwd=tmp_path
+    )
     assert run.returncode == 1
     assert "orchard: client 0, round 0: the loss or a gradient is not finite at step" in run.stderr
     assert "Traceback" not in run.stderr
 
 
 def test_the_same_experiment_from_its_own_file(tmp_path: Path) -> None:
-    options = ["--quiet", "--json"]
+    options = ["--quiet", "--json", "--set", "model=mlp"]
     first = orchard_command("run", "--rounds", "1", "--set", "epochs=1", "--out", "a", *options, cwd=tmp_path)
     again = orchard_command("run", "a/experiment.toml", *options, cwd=tmp_path)
     assert again.returncode == 0, again.stderr

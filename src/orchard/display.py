@@ -17,11 +17,9 @@ from orchard.contract import Answer
 from orchard.data import federated_data
 from orchard.errors import Refusal
 from orchard.experiment import Experiment
-from orchard.holdings import catalogue_table, class_legend, draw_holdings, holdings_tables
 from orchard.layout import readable
 from orchard.listing import listed_runs
 from orchard.paper.reproduce import Reproduction, claims, table_rows
-from orchard.prediction import batches, classify, load_classifier
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
@@ -162,11 +160,16 @@ def print_reproduction(found: Reproduction) -> None:
 
 def print_catalogue(data_dir: Path | None) -> None:
     """Print the datasets known by name."""
+    from orchard.holdings import catalogue_table
+
     _output().print(catalogue_table(data_dir))
 
 
 def print_holdings(experiment: Experiment, file: Path | None) -> None:
     """Print who holds what, and draw it into a file."""
+    # Late, since matplotlib would hold up every other command.
+    from orchard.holdings import class_legend, draw_holdings, holdings_tables
+
     held = federated_data(experiment).holdings()
     name = readable(Path(experiment.dataset).resolve().stem)
     file = file or Path(f"{name}-{experiment.partition.name}.png")
@@ -187,6 +190,8 @@ def _output() -> Console:
 
 def print_predictions(model: Path, samples: Sequence[Path], output: Path | None, factory: str | None) -> None:
     """Classify samples and write CSV; say on standard error how many there were and, if it is known, how many right."""
+    from orchard.prediction import batches, classify, load_classifier  # late: so would PyTorch's exporter
+
     classifier = load_classifier(model, factory)
     found = batches(samples, classifier)
     if output is None:
