@@ -24,7 +24,7 @@ CHANNELS = (1, 3, 4)
 SCALED_BYTES = (np.arange(256, dtype=np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
 """Every byte's value after scaling: looking them up takes one pass over the images instead of four."""
 AT_ONCE = 1024
-"""Images resized at a time, so that large ones are never in memory as floats all together."""
+"""Images prepared at a time, so that what that takes beside the result stays small."""
 
 
 class Samples(NamedTuple):
@@ -125,7 +125,12 @@ def _scaled_and_resized(pixels: NDArray[np.uint8], size: int) -> Tensor:
 
 
 def _scaled(pixels: NDArray[np.uint8]) -> Tensor:
-    return torch.from_numpy(np.take(SCALED_BYTES, pixels))
+    """Look values up block by block: NumPy widens the bytes to indices, eight times as large, and all at once would."""
+    values = np.empty(pixels.shape, np.float32)
+    for start in range(0, len(pixels), AT_ONCE):
+        block = slice(start, start + AT_ONCE)
+        np.take(SCALED_BYTES, pixels[block], out=values[block], mode="clip")  # no byte is out of range
+    return torch.from_numpy(values)
 
 
 def resized(x: Tensor, size: int) -> Tensor:
