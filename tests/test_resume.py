@@ -113,6 +113,17 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
         resume(tmp_path / "run", small_arrays(), rounds=7)
 
 
+def test_a_refused_extension_leaves_a_finished_run_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    orchard.run(small_experiment(out=folder), small_arrays())
+    (folder / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    with pytest.raises(orchard.Refusal, match="lacks rounds that the checkpoint after 3 builds on"):
+        resume(folder, small_arrays(), rounds=6)
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+    assert RunFolder(folder).state() == "finished"
+
+
 # --- Damage ---
 
 
@@ -271,6 +282,17 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     assert not problems
     assert f"stopped after round {checkpoint['rounds']} of 500" in said
     assert not (folder / ".holder.json").exists()
+
+
+def test_ctrl_c_with_nobody_listening_still_writes_a_checkpoint(tmp_path: Path) -> None:
+    """As after `orchard run 2>&1 | tee log`, where Ctrl-C ends both."""
+    process = digits_run(tmp_path / "run", epochs=100, until="federation.json")
+    assert process.stderr is not None
+    process.stderr.close()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    assert RunFolder(tmp_path / "run").newest_checkpoint()[0]["rounds"] >= 1
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:

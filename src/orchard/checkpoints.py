@@ -55,7 +55,7 @@ def read_newest(folder: Path) -> tuple[Any, list[str]]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rounds-*.json"), reverse=True)
+    return sorted(folder.glob("rounds-*.json"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def _read(path: Path) -> Any:

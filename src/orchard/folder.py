@@ -64,7 +64,9 @@ class RunFolder:
     def read(self, name: str) -> dict[str, Any]:
         """Return what a JSON file holds; nothing where there is none yet."""
         try:
-            content: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
+            content = json.loads((self.path / name).read_text("utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError("expected names and values")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

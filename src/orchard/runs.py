@@ -62,13 +62,19 @@ def resume(
             return _finished(folder)
         checkpoint = _usable_checkpoint(folder)
         with _gathered(experiment, data) as parties:
-            _note_changes(parties, folder)
+            about = _compared_environment(parties, folder)
+            wants = _take_up(parties, folder, checkpoint) if checkpoint else parties.wants
+            # Nothing is written before all that may be refused has been looked at. The summary goes first: a run
+            # that is cut off here is one to go on with, never a finished one of another length.
             with folder.on_disk():
-                folder.write_experiment(experiment)
                 (path / "summary.json").unlink(missing_ok=True)
+                folder.write_experiment(experiment)
+                if about:
+                    folder.write("environment.json", about)
+                if checkpoint:
+                    folder.forget(after=checkpoint["rounds"] - 1)
             if checkpoint is None:
                 return _begin(parties, folder, progress, stop)
-            wants = _take_up(parties, folder, checkpoint)
             return _go_on(parties, folder, wants, checkpoint["rounds"], progress, stop)
 
 
@@ -212,19 +218,18 @@ def _usable_checkpoint(folder: RunFolder) -> Any:
     return checkpoint
 
 
-def _note_changes(parties: _Parties, folder: RunFolder) -> None:
-    """Refuse to go on with other data; warn of other code; write down that the run goes on here."""
+def _compared_environment(parties: _Parties, folder: RunFolder) -> dict[str, Any]:
+    """Refuse to go on with other data; warn of other code; return the record, and that the run goes on here."""
     then, now = folder.read("environment.json"), environment(parties.experiment)
     if not then:  # it was stopped before it began
-        return
+        return {}
     if then["data"] != parties.fingerprint:
         raise Refusal(f"{folder.path}: the data are not those the run began with; bring them back, or start a new run")
     changed = [f"{what} ({then[what]}, now {now[what]})" for what in CODE if then[what] != now[what]]
     if changed:
         text = f"since the run began there have changed: {', '.join(changed)}; its result may not be the same"
         warnings.warn(text, ResumeWarning, stacklevel=3)
-    with folder.on_disk():
-        folder.write("environment.json", {**then, "resumed": [*then.get("resumed", []), now]})
+    return {**then, "resumed": [*then.get("resumed", []), now]}
 
 
 def _take_up(parties: _Parties, folder: RunFolder, checkpoint: Mapping[str, Any]) -> Wants:
@@ -238,8 +243,6 @@ def _take_up(parties: _Parties, folder: RunFolder, checkpoint: Mapping[str, Any]
         parties.engine.restore(checkpoint["clients"])
     except (ValueError, KeyError) as error:
         raise Refusal(f"{folder.path}: its checkpoint does not fit the code: {error}") from None
-    with folder.on_disk():
-        folder.forget(after=done - 1)
     measured = result.measured_rounds() - 1
     if parties.engine.models():
         folder.models.offer(measured, parties.engine.models(), {measured})

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,6 +46,8 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 
 def _say(text: str) -> None:
-    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
-    sys.stderr.write(f"{show_cursor}\n{text}\n")
-    sys.stderr.flush()
+    """Say it if anybody listens: whatever goes wrong in a signal handler would be thrown into the round."""
+    with suppress(OSError, RuntimeError, ValueError):
+        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
+        sys.stderr.write(f"{show_cursor}\n{text}\n")
+        sys.stderr.flush()
