@@ -43,7 +43,8 @@ def test_the_papers_parameters_and_who_borrows_them() -> None:
         relationship_lr=1e-3, scheduler="exp", mu=0.001, scheduler_fraction=0.2
     )
     assert Apple(**apple_parameters("mnist", "practical")) == Apple()
-    assert apple_parameters("bloodmnist", "practical") == apple_parameters("organamnist", "practical")
+    assert apple_parameters("bloodmnist", "practical") == apple_parameters("pathmnist", "practical")
+    assert apple_parameters("tissuemnist", "practical") == apple_parameters("organamnist", "practical")
     assert apple_parameters("digits", "pathological") == apple_parameters("mnist", "pathological")
 
 

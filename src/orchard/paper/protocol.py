@@ -2,8 +2,8 @@
 
 What the paper leaves open, and is chosen here once for all:
 
-- Datasets that the paper does not use take the APPLE parameters of one that it does: MedMNIST's sets those of
-  OrganMNIST(axial), all others those of MNIST.
+- Datasets that the paper does not use take the APPLE parameters of one that it does: MedMNIST's sets in colour those
+  of PathMNIST, the grey ones those of OrganMNIST(axial), all others those of MNIST.
 - The other methods' own parameters are not published: they are Orchard's defaults, which each method's file explains.
 - Learning rate and its decay are published for APPLE only (10^-2; no decay is named). All methods take 10^-2 without
   decay, unless they are tuned.
@@ -72,7 +72,8 @@ def budgets(clients: int) -> dict[int, int | None]:
 def apple_parameters(dataset: str, partition: str) -> dict[str, Any]:
     """Return the paper's parameters of APPLE for a dataset, or for the one that stands for it."""
     entry = CATALOGUE.get(dataset)
-    stand_in = "organamnist" if entry and entry.format == "medmnist" else "mnist"
+    medical = entry is not None and entry.format == "medmnist"
+    stand_in = ("pathmnist" if entry.channels == 3 else "organamnist") if entry and medical else "mnist"
     cells = _published_tables()["apple"][partition]
     return dict(cells.get(dataset, cells[stand_in]))
 
