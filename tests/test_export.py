@@ -86,7 +86,9 @@ def test_batchnorm_statistics_go_with_the_model(suffix: str, tmp_path: Path) -> 
 
 
 def test_the_card_says_what_matters(trained: Result, tmp_path: Path) -> None:
-    card = export_model(folder_of(trained), "2", tmp_path / "model.safetensors", "best").read_text()
+    name, card_file = export_model(folder_of(trained), "2", tmp_path / "model.safetensors", "best")
+    assert name == "client 2"
+    card = card_file.read_text()
     best = trained.figures().best.round
     scores = trained.rounds[best].trained[2]
     assert scores is not None
@@ -108,7 +110,7 @@ def test_a_client_of_one_class_has_a_card_that_says_so(tmp_path: Path) -> None:
     arrays[0].y_test[:] = 2
     result = orchard.run(small_experiment(out=tmp_path / "run", method="separate"), arrays)
     assert result.summary()["single_class_clients"] == ["client 0"]
-    card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors").read_text()
+    card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")[1].read_text()
     assert "| not defined | not defined |" in card
     assert "are not defined where all samples are of one" in card
 
@@ -137,7 +139,7 @@ def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / f"images/{k:03d}.png")
     options = ["--client", "1", "--to", "model.safetensors", "--round", "last"]
     done = orchard_command("export", "run", *options, cwd=tmp_path)
-    assert done.stderr == "written: model.safetensors, described in model.safetensors.md\n"
+    assert done.stderr == "written: model.safetensors, the model of client 1, described in model.safetensors.md\n"
     np.savez(tmp_path / "test.npz", x_test=arrays[1].x_test, y_test=arrays[1].y_test)
     same = Image.open(tmp_path / "images/003.png").convert("RGB")  # the same shades, saved in colour
     same.save(tmp_path / "images/colour.png")

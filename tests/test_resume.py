@@ -6,12 +6,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import orchard
 from crashing import same, started
@@ -19,6 +21,7 @@ from helpers import Dropping, method, small_arrays, small_experiment
 from orchard.errors import ResumeWarning, Stopped
 from orchard.folder import RunFolder
 from orchard.methods import BUILT_IN
+from orchard.methods.apple import Apple, AppleClient
 from orchard.results import Result
 from orchard.runs import resume
 from test_vector import Residual
@@ -103,6 +106,17 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         assert same(resume(folder, small_arrays()), whole(name, rounds=25)), f"{name}, kill {kills}"
 
 
+def test_the_metrics_on_the_disk_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run", checkpoint_every=1)
+    file = tmp_path / "run/metrics.jsonl"
+    assert len(file.read_text().splitlines()) == 1
+    with file.open("a") as lines:  # a line that the checkpoint knows nothing of, and one cut short
+        lines.write(file.read_text().replace('"round": 0', '"round": 1') + '{"round": 2, "ti')
+    resume(tmp_path / "run", small_arrays())
+    written = [{**json.loads(line), "seconds": 0, "time": 0} for line in file.read_text().splitlines()]
+    assert written == [{**entry.as_json(), "seconds": 0, "time": 0} for entry in whole("apple").rounds]
+
+
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     orchard.run(small_experiment(out=tmp_path / "run", **VARIANTS["fedavg-ft"]), small_arrays())
     longer = resume(tmp_path / "run", small_arrays(), rounds=7)
@@ -122,6 +136,99 @@ def test_a_refused_extension_leaves_a_finished_run_as_it_was(tmp_path: Path) -> 
         resume(folder, small_arrays(), rounds=6)
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
     assert RunFolder(folder).state() == "finished"
+
+
+def test_an_extension_that_is_stopped_is_an_interrupted_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    orchard.run(small_experiment(out=folder, method="fedavg"), small_arrays())
+    asked = iter([False])
+    with pytest.raises(Stopped):
+        resume(folder, small_arrays(), rounds=7, stop=lambda: next(asked, True))
+    assert RunFolder(folder).state() == "interrupted"
+    assert same(resume(folder, small_arrays()), whole("fedavg", rounds=7))
+
+
+def test_a_finished_run_can_be_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    orchard.run(small_experiment(out=folder), small_arrays())
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    assert same(resume(folder, small_arrays()), whole("apple"))
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
+
+
+# --- Changes behind its back ---
+
+
+def test_an_edited_experiment_is_refused(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run")
+    file = tmp_path / "run/experiment.toml"
+    original = file.read_text()
+    file.write_text(original.replace("lr = 0.05", "lr = 0.06"))
+    with pytest.raises(orchard.Refusal, match=r"was changed since the run began: lr \(was 0.05, now 0.06\)"):
+        resume(tmp_path / "run", small_arrays())
+    file.write_text(original.replace("rounds = 3", "rounds = 1"))
+    with pytest.raises(orchard.Refusal, match="has 2 rounds already, not 1"):
+        resume(tmp_path / "run", small_arrays())
+    file.write_text(original.replace("threads = 1", "threads = 1\nworkers = 1"))  # which decides nothing
+    assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+
+
+def test_a_device_that_is_gone_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run")
+    file = tmp_path / "run/experiment.toml"
+    file.write_text(file.read_text().replace('device = "cpu"', 'device = "warp"'))
+    with pytest.raises(orchard.Refusal, match="device = 'warp': is not available here"):
+        resume(tmp_path / "run", small_arrays())
+
+
+def test_missing_records_are_said_and_written_again(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run")
+    before = (tmp_path / "run/federation.json").read_text()
+    for name in ("environment.json", "federation.json"):
+        (tmp_path / "run" / name).unlink()
+    with pytest.warns(ResumeWarning, match="environment.json: is missing"):
+        assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+    assert (tmp_path / "run/federation.json").read_text() == before
+    assert RunFolder(tmp_path / "run").read("environment.json")["data"]
+
+
+def test_where_the_data_were_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHARD_DATA", str(tmp_path))
+    orchard.run(small_experiment(out=tmp_path / "run"), small_arrays())
+    assert RunFolder(tmp_path / "run").experiment().data_dir == tmp_path
+
+
+def test_a_model_that_nobody_finds_again_is_said_before_training(tmp_path: Path) -> None:
+    with pytest.warns(ResumeWarning, match="<lambda>': no other process will find it by this name"):
+        orchard.run(small_experiment(model=lambda: Dropping(), out=tmp_path / "run"), small_arrays())
+
+
+AT_A_PROMPT = """
+import orchard, warnings
+from pathlib import Path
+from torch import nn
+from helpers import small_arrays, small_experiment
+class Own(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 3))
+warnings.simplefilter("ignore")
+asked = iter([False])
+try:
+    orchard.run(small_experiment(model=Own, out=Path("run")), small_arrays(), stop=lambda: next(asked, True))
+except orchard.Stopped:
+    print(orchard.resume(Path("run"), small_arrays()).bmcta > 0)
+"""
+
+
+@pytest.mark.parametrize("given", ["-c", "-"])
+def test_a_model_typed_at_a_prompt_runs_and_resumes_there(given: str, tmp_path: Path) -> None:
+    source = {"input": AT_A_PROMPT} if given == "-" else {}
+    command = [sys.executable, given, *([] if source else [AT_A_PROMPT])]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, **source
+    )
+    assert (ended.stdout, ended.returncode) == ("True\n", 0), ended.stderr
 
 
 # --- Damage ---
@@ -152,7 +259,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(suffix: str, damage: 
         return
     with pytest.warns(ResumeWarning) as warned:
         result = resume(tmp_path / "run", small_arrays())
-    (message,) = [str(warning.message) for warning in warned]
+    (message,) = {str(warning.message) for warning in warned}
     assert message.startswith(str(file))
     assert message.endswith("going on from the checkpoint after 1 rounds")
     assert same(result, whole("apple"))
@@ -189,6 +296,19 @@ def test_other_data_are_refused_and_other_code_is_said(tmp_path: Path) -> None:
         assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
 
 
+class Forgetful(AppleClient):
+    """Keeps what no checkpoint can hold."""
+
+    keeps = (*AppleClient.keeps, "thing")
+    thing = object()
+
+
+def test_a_method_that_keeps_what_cannot_be_saved_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Apple, "client", lambda self, index, federation: Forgetful(self, index, federation))
+    with pytest.raises(orchard.RunFailed, match="the checkpoint after 1 rounds: a checkpoint cannot hold a object"):
+        orchard.run(small_experiment(out=tmp_path / "run"), small_arrays())
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(orchard.Refusal, match="is not the folder of a run"):
         resume(tmp_path)
@@ -211,6 +331,36 @@ def test_a_folder_in_use_is_refused_and_a_dead_holder_is_not_waited_for(tmp_path
     asked = iter([False])
     with pytest.raises(Stopped):
         resume(folder, small_arrays(), stop=lambda: next(asked, True))
+
+
+def test_of_two_runs_that_want_the_same_new_folder_one_gets_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = started(folder=folder, changes={"rounds": 10_000})
+    while not (folder / ".holder.json").exists():
+        time.sleep(0.001)
+    with pytest.raises(orchard.Refusal, match="is in use by process|holds something already"):
+        orchard.run(small_experiment(out=folder), small_arrays())
+    assert first.is_alive()
+    first.kill()
+
+
+def test_a_folder_filled_while_waiting_for_it_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = FileLock(folder / ".lock", thread_local=False)
+    lock.acquire()
+
+    def finish_elsewhere() -> None:
+        time.sleep(0.3)
+        (folder / "experiment.toml").write_text("theirs")
+        lock.release()
+
+    other = threading.Thread(target=finish_elsewhere)
+    other.start()
+    with pytest.raises(orchard.Refusal, match="holds something already"):
+        orchard.run(small_experiment(out=folder), small_arrays())
+    other.join()
+    assert (folder / "experiment.toml").read_text() == "theirs"
 
 
 # --- The disk ---

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchard.data import ClientArrays
-    from orchard.errors import Refusal, RunFailed
+    from orchard.errors import Refusal, RunFailed, Stopped
     from orchard.experiment import Experiment, load_experiment
     from orchard.results import Result
     from orchard.runs import resume, run
 
 __version__ = "0.1.0"
-__all__ = ["ClientArrays", "Experiment", "Refusal", "Result", "RunFailed", "load_experiment", "resume", "run"]
+__all__ = [
+    "ClientArrays",
+    "Experiment",
+    "Refusal",
+    "Result",
+    "RunFailed",
+    "Stopped",
+    "load_experiment",
+    "resume",
+    "run",
+]
 
 _HOMES = {
     "ClientArrays": "orchard.data",
@@ -22,6 +32,7 @@ _HOMES = {
     "Refusal": "orchard.errors",
     "Result": "orchard.results",
     "RunFailed": "orchard.errors",
+    "Stopped": "orchard.errors",
     "load_experiment": "orchard.experiment",
     "resume": "orchard.runs",
     "run": "orchard.runs",

@@ -1,6 +1,7 @@
 """The model card: what a person should know before using an exported model."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ RULES = {
 def model_card(result: Result, client: int, about: Mapping[str, Any], file: Path) -> str:
     """Return a card in Markdown."""
     scores = getattr(result.rounds[about["round"]], result.experiment.method.moment)[client]
+    name = _cell(about["client"])
     return "\n".join(
         [
-            f"# {file.name}: the personalised model of {about['client']}",
+            f"# {file.name}: the personalised model of {name}",
             "",
             f"Trained with Orchard {about['orchard']} by {len(result.holdings.clients)} clients together, with the "
-            f"method `{about['method']}`. It is the model that {about['client']} would use, for data like its own.",
+            f"method `{about['method']}`. It is the model that {name} would use, for data like its own.",
             "",
             "## How good it is",
             "",
@@ -88,15 +90,23 @@ def _use(about: Mapping[str, Any], file: Path) -> list[str]:
     classes = ", ".join(_cell(name) for name in about["classes"])
     return [
         "```",
-        f"orchard predict {file.name} images...",
+        _command(about, file),
         "```",
         "",
-        f"- Input: a batch of samples of shape {shape}, float32.",
+        f"- Input: a batch of samples of shape {shape}, {about['dtype']}.",
         "- Images: channels first, resized to that size (bilinear), pixels scaled from 0 … 255 to −1 … 1, "
         "i.e. (x/255 − 0.5)/0.5. Other arrays: as they were given for training.",
         f"- Output: a score for each class; their softmax are probabilities. Classes, in order: {classes}.",
         f"- Architecture: `{about['model']}`.",
     ]
+
+
+def _command(about: Mapping[str, Any], file: Path) -> str:
+    if file.suffix == ".pt2":  # which may hold pickles: only its maker should load it
+        return f"scores = torch.export.load({file.name!r}).module()(samples)"
+    own = f" --model {shlex.quote(about['model'])}" if file.suffix == ".safetensors" and ":" in about["model"] else ""
+    samples = "images..." if len(about["shape"]) == 3 and about["shape"][0] in (1, 3) else "samples.npz"
+    return f"orchard predict {shlex.quote(file.name)} {samples}{own}"
 
 
 def _cell(text: str) -> str:

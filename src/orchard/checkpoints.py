@@ -9,8 +9,9 @@ so whatever a power cut leaves is the old checkpoint, the new one, or both.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 KEPT = 2
+COLLECTIONS: Mapping[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class Damaged(Exception):
@@ -39,7 +41,7 @@ def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any]) -> N
         old.unlink()
     kept = {path.stem for path in _newest_first(folder)}
     for file in folder.iterdir():
-        if file.stem not in kept:
+        if file.stem not in kept and file.is_file():
             file.unlink()
 
 
@@ -64,7 +66,7 @@ def _read(path: Path) -> Any:
         state = written["state"]
         if _sum(state) != written["sha256"]:
             raise Damaged(f"{path}: its checksum is wrong")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path}: cannot be read: {error}") from None
     tensors = read_tensors(path.with_suffix(".safetensors"))
     for name, tensor in tensors.items():
@@ -74,6 +76,8 @@ def _read(path: Path) -> Any:
         return _unpacked(state, tensors)
     except KeyError as missing:
         raise Damaged(f"{path.with_suffix('.safetensors')}: lacks the tensor {missing}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise Damaged(f"{path}: cannot be read: {error}") from None
 
 
 def _sum(state: object) -> str:
@@ -81,27 +85,31 @@ def _sum(state: object) -> str:
 
 
 def _packed(value: Any, tensors: dict[str, Tensor], seen: dict[int, tuple[str, Tensor]]) -> Any:
-    """Turn a state into JSON; tensors go into `tensors` and leave their names behind."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case Tensor():
-            if id(value) not in seen:  # the tensor stays referenced there, so that its id stays its own
-                name = content_name(value)
-                tensors.setdefault(name, value.detach().cpu().contiguous())
-                seen[id(value)] = name, value
-            return {"tensor": seen[id(value)][0], "device": str(value.device)}
-        case np.ndarray():
-            return {"array": _packed(torch.from_numpy(value), tensors, seen)}
-        case list():
-            return [_packed(item, tensors, seen) for item in value]
-        case tuple():
-            return {"tuple": _packed(list(value), tensors, seen)}
-        case set() | frozenset():
-            return {"set": _packed(sorted(value), tensors, seen)}
-        case Mapping():
-            return {"map": _packed([list(pair) for pair in value.items()], tensors, seen)}
-    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+    """Turn a state into JSON; tensors go into `tensors` and leave their names behind.
+
+    What comes back must be what went in, so kinds that JSON would change (named tuples, enumerations) are refused.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is Tensor:
+        if id(value) not in seen:  # the tensor stays referenced there, so that its id stays its own
+            name = content_name(value)
+            tensors.setdefault(name, value.detach().cpu().contiguous())
+            seen[id(value)] = name, value
+        return {"tensor": seen[id(value)][0], "device": str(value.device)}
+    if kind is np.ndarray:
+        return {"array": _packed(torch.from_numpy(np.asarray(value, order="C")), tensors, seen)}
+    if isinstance(value, np.generic):
+        return {"scalar": _packed(np.asarray(value), tensors, seen)}
+    if kind is list:
+        return [_packed(item, tensors, seen) for item in value]
+    if kind in COLLECTIONS.values():
+        items = sorted(value) if kind in (set, frozenset) else value
+        return {kind.__name__: _packed(list(items), tensors, seen)}
+    if kind is dict:
+        return {"dict": _packed([list(pair) for pair in value.items()], tensors, seen)}
+    raise TypeError(f"a checkpoint cannot hold a {kind.__name__}")
 
 
 def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -110,12 +118,13 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[name].to(device)
         case {"array": inner}:
             return _unpacked(inner, tensors).numpy()
-        case {"tuple": inner}:
-            return tuple(_unpacked(inner, tensors))
-        case {"set": inner}:
-            return frozenset(_unpacked(inner, tensors))
-        case {"map": inner}:
+        case {"scalar": inner}:
+            return _unpacked(inner, tensors)[()]
+        case {"dict": inner}:
             return dict(_unpacked(inner, tensors))
+        case dict():
+            ((kind, inner),) = value.items()
+            return COLLECTIONS[kind](_unpacked(inner, tensors))
         case list():
             return [_unpacked(item, tensors) for item in value]
     return value
@@ -131,15 +140,22 @@ def content_name(tensor: Tensor) -> str:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write tensors, with a few words about them, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.touch()
-    mode = temporary.stat().st_mode
-    try:
-        save_file(dict(tensors), temporary, dict(about) if about else None)
-        temporary.chmod(mode)  # which the library makes readable to its owner alone
-    except SafetensorError as error:
-        raise OSError(0, str(error)) from None
-    _settle(temporary, path)
+    with _settling(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            save_file(_apart(tensors), temporary, dict(about) if about else None)
+            temporary.chmod(mode)  # which the library makes readable to its owner alone
+        except SafetensorError as error:
+            raise OSError(0, str(error)) from None
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as the library takes them: in order, and none within another's memory."""
+    ordered = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    memory = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in ordered.values())
+    overlap = any(end > start for (_, end), (start, _) in pairwise(memory))
+    return {name: tensor.clone() for name, tensor in ordered.items()} if overlap else ordered
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -150,17 +166,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise Damaged(f"{path}: cannot be read: {error}") from None
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write a text whole or not at all, and onto the disk."""
+def write_durably(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, and onto the disk."""
+    with _settling(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _settling(path: Path) -> Iterator[Path]:
+    """Let a file be written under another name, bring it onto the disk, then give it its name, and that too."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, "utf-8")
-    _settle(temporary, path)
-
-
-def _settle(temporary: Path, path: Path) -> None:
-    """Bring a file onto the disk, then give it its name, then bring the name onto the disk."""
-    sync(temporary)
-    temporary.replace(path)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     sync(path.parent)
 
 

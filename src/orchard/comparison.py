@@ -1,5 +1,6 @@
 """Methods side by side: a grid of runs on the same data and batches, and one table of what they gave."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 
 from orchard.data import FederatedData
 from orchard.environment import code_fingerprint
-from orchard.errors import Refusal
+from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning
 from orchard.experiment import Experiment, MethodSettings, Moment, explain, load_experiment
 from orchard.folder import RunFolder, free_folder
+from orchard.results import Result
 from orchard.runs import Progress as OnExchange
 from orchard.runs import Stop, load_data, resume, run
 
@@ -143,12 +145,12 @@ def grid_folders(base: Experiment, contenders: Sequence[Contender], seeds: Seque
     hosts = dict.fromkeys(_host(contender, contenders)[0].label for contender in contenders)
     data = load_data(base).fingerprint()
     found = [
-        find_run(_variant(base, contender, seed), data, root)
+        find_runs(_variant(base, contender, seed), data, root)
         for seed in seeds
         for contender in contenders
         if contender.label in hosts
     ]
-    return [folder.path for folder in found if folder]
+    return [folders[0].path for folders in found if folders]
 
 
 def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:
@@ -175,14 +177,13 @@ def _variant(base: Experiment, contender: Contender, seed: int) -> Experiment:
 def _finished_or_run(
     label: str, experiment: Experiment, data: FederatedData, root: Path, watcher: Watcher, stop: Stop | None
 ) -> Summary:
-    found = find_run(experiment, data.fingerprint(), root)
-    if found and found.state() == "finished":
-        summary, kept = found.read("summary.json"), found.path
+    found = find_runs(experiment, data.fingerprint(), root)
+    if found and found[0].state() == "finished":
+        summary, kept = found[0].read("summary.json"), found[0].path
     else:
         progress, kept = watcher.begin(label, experiment.seed), None
-        if found:
-            result = resume(found.path, data, progress=progress, stop=stop)
-        else:
+        result = _resumed(found, data, progress, stop)
+        if result is None:
             placed = experiment.model_copy(update={"out": free_folder(root, experiment)})
             result = run(placed, data, progress=progress, stop=stop)
         summary = result.summary()
@@ -190,14 +191,25 @@ def _finished_or_run(
     return summary
 
 
-def find_run(experiment: Experiment, data: str, root: Path) -> RunFolder | None:
-    """Return the folder of a run of the same experiment, by the same code on the same data.
+def _resumed(
+    interrupted: Sequence[RunFolder], data: FederatedData, progress: OnExchange | None, stop: Stop | None
+) -> Result | None:
+    """Go on with the first of these runs that can go on."""
+    for folder in interrupted:
+        try:
+            return resume(folder.path, data, progress=progress, stop=stop)
+        except NothingToGoOnFrom as lost:
+            warnings.warn(str(lost), ResumeWarning, stacklevel=2)
+    return None
 
-    A finished one is preferred to one that was interrupted. One that was extended is not the same: some methods
-    plan by the number of rounds.
+
+def find_runs(experiment: Experiment, data: str, root: Path) -> list[RunFolder]:
+    """Return the folders of runs of the same experiment, by the same code on the same data; finished ones first.
+
+    One that was extended is not the same: some methods plan by the number of rounds.
     """
     code = code_fingerprint(experiment)
-    found: dict[str, RunFolder] = {}
+    found: dict[str, list[RunFolder]] = {"finished": [], "interrupted": []}
     for file in sorted(root.glob("*/environment.json")):
         folder = RunFolder(file.parent)
         try:
@@ -208,11 +220,11 @@ def find_run(experiment: Experiment, data: str, root: Path) -> RunFolder | None:
                 and about["data"] == data
                 and folder.experiment().identity() == experiment.identity()
             )
-            if same:
-                found.setdefault(folder.state(), folder)
+            if same and folder.state() in found:
+                found[folder.state()].append(folder)
         except (OSError, ValueError, KeyError, TypeError, Refusal):  # somebody else's, or damaged: not to build on
             continue
-    return found.get("finished") or found.get("interrupted")
+    return [*found["finished"], *found["interrupted"]]
 
 
 def _row(label: str, moment: Moment, summaries: list[Summary], alone: list[Summary] | None) -> Row:

@@ -1,5 +1,7 @@
 """What a person sees: progress while a run goes on, and its result as a table."""
 
+import io
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from orchard.checkpoints import write_durably
 from orchard.comparison import Comparison, Summary
 from orchard.contract import Answer
 from orchard.data import federated_data
@@ -194,14 +197,20 @@ def print_predictions(model: Path, samples: Sequence[Path], output: Path | None,
 
     classifier = load_classifier(model, factory)
     found = batches(samples, classifier)
-    if output is None:
-        count, accuracy = classify(classifier, found, sys.stdout)
-    else:
-        try:
-            with output.open("w", encoding="utf-8", newline="") as file:
-                count, accuracy = classify(classifier, found, file)
-        except OSError as error:
-            raise Refusal(f"{output}: cannot be written: {error.strerror}") from None
+    table = io.StringIO()
+    count, accuracy = classify(classifier, found, table)
+    try:
+        if output is None:
+            sys.stdout.write(table.getvalue())
+            sys.stdout.flush()
+        elif output.exists() and not output.is_file():  # a device or a pipe is written to, never replaced
+            output.write_text(table.getvalue(), "utf-8")
+        else:
+            write_durably(output, table.getvalue())
+    except OSError as error:
+        if output is None:  # else Python tries, and fails, once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Refusal(f"{output or 'standard output'}: cannot be written: {error.strerror}") from None
     said = "" if accuracy is None else f", accuracy {accuracy:.4%}"
     Console(stderr=True, highlight=False).print(f"{count} samples{said}")
 
@@ -211,13 +220,15 @@ def print_runs(root: Path) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("run", "state", "method", "data", "rounds", "best", "age"):
         table.add_column(heading, justify="right" if heading in ("rounds", "best", "age") else "left", no_wrap=True)
-    found = listed_runs(root)
+    found, damaged = listed_runs(root)
     for entry in found:
         best = "-" if entry.best is None else f"{entry.best:.2%}"
         cells = (entry.folder, entry.state, entry.method, entry.data, f"{entry.done}/{entry.planned}", best)
         table.add_row(*map(Text, cells), _age(entry.started))
     console = _output()
-    console.print(table if found else f"no runs in {root}")
+    console.print(table if found else Text(f"no runs in {root}"))
+    for problem in damaged:
+        Console(stderr=True, highlight=False).print(problem, soft_wrap=True, markup=False)
 
 
 def _age(started: datetime) -> str:

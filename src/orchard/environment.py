@@ -1,10 +1,10 @@
 """Where a run was made: versions, machine, code. What is needed to tell why two runs differ."""
 
 import hashlib
-import inspect
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -50,13 +50,17 @@ def environment(experiment: Experiment) -> dict[str, Any]:
 def code_fingerprint(experiment: Experiment) -> str:
     """Return a hash of the code that decides a result: Orchard's, the method's and the model's."""
     files = {file for pattern in DECISIVE for file in Path(__file__).parent.glob(pattern)}
-    for thing in (type(experiment.method), find_factory(experiment.model)):
-        home = inspect.getsourcefile(inspect.getmodule(thing) or type(None))
-        files |= {Path(home)} if home else set()
+    homes = [_home(thing) for thing in (type(experiment.method), find_factory(experiment.model))]
     digest = hashlib.sha256()
-    for file in sorted(files):
+    for file in sorted(files.union(home for home in homes if home)):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _home(thing: Any) -> Path | None:
+    """Return the file that something is defined in; what was typed at a prompt or in a notebook is in none."""
+    file = getattr(sys.modules.get(getattr(thing, "__module__", "")), "__file__", None)
+    return Path(file) if file and Path(file).is_file() else None
 
 
 def _git_commit() -> str | None:

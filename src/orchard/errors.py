@@ -5,6 +5,10 @@ class Refusal(Exception):
     """Bad configuration or data, refused before anything is trained (exit code 2)."""
 
 
+class NothingToGoOnFrom(Refusal):
+    """An interrupted run that nobody can go on with; a new one can take its place."""
+
+
 class RunFailed(Exception):
     """A run that began and could not go on; what was saved stays (exit code 1)."""
 

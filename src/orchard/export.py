@@ -4,20 +4,22 @@ Each file says itself what it needs to be used (classes, shape of its input, how
 card beside it for people.
 """
 
+import io
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from orchard import __version__
 from orchard.card import model_card
-from orchard.checkpoints import write_durably, write_tensors
+from orchard.checkpoints import write_durably
 from orchard.errors import Refusal
 from orchard.folder import RunFolder
 from orchard.results import Result
@@ -29,37 +31,37 @@ ABOUT = "orchard"
 """The name under which a file says what it is."""
 
 
-def export_model(run: Path, client: str, to: Path, choice: Choice = "validation") -> Path:
-    """Write a client's personalised model and its card; return where the card is."""
-    write = WRITERS.get(to.suffix)
-    if write is None:
-        raise Refusal(f"--to {to}: models are written as {', '.join(WRITERS)}")
+def export_model(run: Path, client: str, to: Path, choice: Choice = "validation") -> tuple[str, Path]:
+    """Write a client's personalised model and its card; return the client's name and where the card is."""
+    packed = FORMATS.get(to.suffix)
+    if packed is None:
+        raise Refusal(f"--to {to}: models are written as {', '.join(FORMATS)}")
     folder = RunFolder(run)
     result = folder.result()
     index, round = _client_index(client, result), _chosen_round(folder, result, choice)
     module = result.module(*folder.models.read(round, index))
     for p in module.parameters():
         p.data = p.data.contiguous()  # training may have laid convolutions out with channels last
-    about = describe(result, index, round, choice)
-    temporary = to.with_name(f".{to.stem}.new{to.suffix}")
+    dtype = next(p.dtype for p in module.parameters())
+    about = describe(result, index, round, choice, str(dtype).removeprefix("torch."))
+    example = torch.zeros(2, *result.federation.shape, dtype=dtype)  # a batch of one would be taken for the only size
+    content = packed(module.cpu(), example, about)
+    card = to.with_name(f"{to.name}.md")
     try:
-        write(module, result.federation.shape, about, temporary)
-        temporary.replace(to)
-        card = to.with_name(f"{to.name}.md")
+        write_durably(to, content)
         write_durably(card, model_card(result, index, about, to))
     except OSError as error:
         raise Refusal(f"{to}: cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return card
+    return about["client"], card
 
 
-def describe(result: Result, client: int, round: int, choice: Choice) -> dict[str, Any]:
+def describe(result: Result, client: int, round: int, choice: Choice, dtype: str) -> dict[str, Any]:
     """Return what a file says of the model in it."""
     experiment = result.experiment
     return {
         "orchard": __version__,
         "model": experiment.model_dump(mode="json")["model"],
+        "dtype": dtype,
         "shape": result.holdings.shape,
         "classes": result.holdings.classes,
         "client": result.holdings.clients[client],
@@ -87,70 +89,70 @@ def _chosen_round(folder: RunFolder, result: Result, choice: Choice) -> int:
     figures = result.figures()
     chosen = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
     if chosen not in kept:
-        raise Refusal(
-            f"{folder.path}: the models of round {chosen} are not kept yet; "
-            f"finish the run with: orchard resume {folder.path}"
-        )
+        raise Refusal(f"{folder.path}: the models of round {chosen} are not kept yet; {folder.way_on()}")
     return chosen
 
 
 # --- Formats ---
 
 
-def _write_safetensors(module: nn.Module, shape: tuple[int, ...], about: dict[str, Any], file: Path) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
-    write_tensors(file, tensors, {ABOUT: json.dumps(about)})
+def all_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state with the buffers that it does not call a part of it: without them it computes else."""
+    return {**dict(module.named_buffers()), **module.state_dict()}
 
 
-def _write_pt2(module: nn.Module, shape: tuple[int, ...], about: dict[str, Any], file: Path) -> None:
-    with _quiet():
-        program = torch.export.export(module.cpu(), (_two(shape),), dynamic_shapes=_ANY_BATCH)
-        torch.export.save(program, file, extra_files={f"{ABOUT}.json": json.dumps(about)})
+def _as_safetensors(module: nn.Module, example: Tensor, about: dict[str, Any]) -> bytes:
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in all_tensors(module).items()}
+    return save(tensors, {ABOUT: json.dumps(about)})
 
 
-def _write_onnx(module: nn.Module, shape: tuple[int, ...], about: dict[str, Any], file: Path) -> None:
+def _as_pt2(module: nn.Module, example: Tensor, about: dict[str, Any]) -> bytes:
+    content = io.BytesIO()
+    with _tracing(".pt2"):
+        program = torch.export.export(module, (example,), dynamic_shapes=_ANY_BATCH)
+        torch.export.save(program, content, extra_files={f"{ABOUT}.json": json.dumps(about)})
+    return content.getvalue()
+
+
+def _as_onnx(module: nn.Module, example: Tensor, about: dict[str, Any]) -> bytes:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as missing:
-        raise Refusal(f"{file.suffix}: needs {missing.name}; install it with: pip install 'orchard[onnx]'") from None
-    with _quiet():
+        raise Refusal(f".onnx: needs {missing.name}; install it with: pip install 'orchard[onnx]'") from None
+    with _tracing(".onnx"):
         program = torch.onnx.export(
-            module.cpu(),
-            (_two(shape),),
+            module,
+            (example,),
             dynamo=True,
             dynamic_shapes=_ANY_BATCH,
             input_names=["samples"],
             output_names=["scores"],
             verbose=False,
         )
-    assert program is not None  # noqa: S101 (only the old exporter returns nothing)
-    program.model.metadata_props[ABOUT] = json.dumps(about)
-    program.save(file)
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
-    (given,) = session.run(None, {"samples": x.numpy()})
-    with torch.inference_mode():
-        torch.testing.assert_close(torch.from_numpy(given), module(x), rtol=1e-3, atol=1e-4)
+        assert program is not None  # noqa: S101 (only the old exporter returns nothing)
+        program.model.metadata_props[ABOUT] = json.dumps(about)
+        content: bytes = program.model_proto.SerializeToString()
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        x = torch.randn(5, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
+        (given,) = session.run(None, {"samples": x.numpy()})
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.from_numpy(given), module(x), rtol=1e-3, atol=1e-4)
+    return content
 
 
-WRITERS: dict[str, Callable[[nn.Module, tuple[int, ...], dict[str, Any], Path], None]] = {
-    ".safetensors": _write_safetensors,
-    ".pt2": _write_pt2,
-    ".onnx": _write_onnx,
+FORMATS: dict[str, Callable[[nn.Module, Tensor, dict[str, Any]], bytes]] = {
+    ".safetensors": _as_safetensors,
+    ".pt2": _as_pt2,
+    ".onnx": _as_onnx,
 }
 
 _ANY_BATCH = ({0: torch.export.Dim.AUTO},)
 
 
-def _two(shape: tuple[int, ...]) -> Tensor:
-    """Return an example of a batch; one of a single sample would be taken for the only size there is."""
-    return torch.zeros(2, *shape)
-
-
 @contextmanager
-def _quiet() -> Any:
-    """Keep the exporters' words for their developers away from users."""
+def _tracing(suffix: str) -> Iterator[None]:
+    """Keep the exporters' words for their developers away from users, and say what they could not do."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -158,5 +160,8 @@ def _quiet() -> Any:
         warnings.simplefilter("ignore")
         try:
             yield
+        except Exception as error:  # whatever there is in the network that cannot be traced
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise Refusal(f"{suffix}: the network cannot be written so: {reason}; try .safetensors") from error
         finally:
             logger.setLevel(level)

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from orchard.checkpoints import read_newest, sync, write_checkpoint, write_durably
 from orchard.contract import Federation
 from orchard.data import Holdings
+from orchard.data.fetch import chosen_folder
 from orchard.errors import Refusal, RunFailed
 from orchard.experiment import Experiment, load_experiment
 from orchard.kept import KeptModels
@@ -69,7 +70,7 @@ class RunFolder:
                 raise ValueError("expected names and values")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Refusal(f"{self.path / name}: cannot be read: {error}") from None
         return content
 
@@ -77,11 +78,14 @@ class RunFolder:
         """Return the finished rounds; a last line that a crash cut short is none."""
         file = self.path / "metrics.jsonl"
         rounds = []
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(_lines(file)):
             try:
-                rounds.append(Round.from_json(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
-                raise Refusal(f"{file}: line {number} is damaged") from None
+                entry = Round.from_json(json.loads(line))
+                if entry.round != number:
+                    raise ValueError
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise Refusal(f"{file}: line {number + 1} is damaged") from None
+            rounds.append(entry)
         return rounds
 
     def result(self) -> Result:
@@ -89,10 +93,13 @@ class RunFolder:
         experiment, known = self.experiment(), self.read("federation.json")
         if not known:
             raise Refusal(f"{self.path}: this run was stopped before it began")
-        holdings = Holdings(**{field.name: known[field.name] for field in fields(Holdings)})
-        samples = tuple(map(sum, holdings.counts["train"]))
-        federation = Federation(experiment, samples, tuple(holdings.shape), len(holdings.classes))
-        return Result(experiment, holdings, federation, known["initial_notes"], self.rounds())
+        try:
+            holdings = Holdings(**{field.name: known[field.name] for field in fields(Holdings)})
+            samples = tuple(map(sum, holdings.counts["train"]))
+            federation = Federation(experiment, samples, tuple(holdings.shape), len(holdings.classes))
+            return Result(experiment, holdings, federation, known["initial_notes"], self.rounds())
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refusal(f"{self.path / 'federation.json'}: is damaged: {error!r}") from None
 
     def newest_checkpoint(self) -> tuple[Any, list[str]]:
         """Return the newest checkpoint that is whole, or None, and what is wrong with newer ones."""
@@ -139,11 +146,16 @@ class RunFolder:
         self.write_experiment(result.experiment)
         self.write("environment.json", about)
         (self.path / "metrics.jsonl").write_bytes(b"")
+        self.write_federation(result)
+
+    def write_federation(self, result: Result) -> None:
+        """Write who holds what."""
         self.write("federation.json", {**asdict(result.holdings), "initial_notes": result.initial_notes})
 
     def write_experiment(self, experiment: Experiment) -> None:
         """Write what defines the run; without its own folder, so that the file can be run again as it is."""
-        write_durably(self.path / "experiment.toml", experiment.located().model_copy(update={"out": None}).to_toml())
+        where = {"out": None, "data_dir": chosen_folder(experiment.data_dir)}
+        write_durably(self.path / "experiment.toml", experiment.model_copy(update=where).located().to_toml())
 
     def append(self, finished: Round) -> None:
         """Add a round's line to the metrics."""
@@ -169,7 +181,10 @@ class RunFolder:
         began = time.monotonic()
         sync(self.path / "metrics.jsonl")
         self.models.save(worth)
-        write_checkpoint(self.path / "checkpoints", rounds, content)
+        try:
+            write_checkpoint(self.path / "checkpoints", rounds, content)
+        except (TypeError, ValueError) as error:  # a method keeps what cannot be written
+            raise RunFailed(f"the checkpoint after {rounds} rounds: {error}") from None
         self.last_checkpoint = time.monotonic()
         self.checkpoint_cost = self.last_checkpoint - began
 

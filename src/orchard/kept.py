@@ -25,7 +25,8 @@ class KeptModels:
 
     def rounds(self) -> set[int]:
         """Return the rounds that are on the disk."""
-        return {int(path.name.removeprefix("round-")) for path in self.folder.glob("round-*")}
+        names = [path.name.removeprefix("round-") for path in self.folder.glob("round-*")]
+        return {int(name) for name in names if name.isdecimal()}
 
     def offer(self, round: int, models: Sequence[Model], worth: Set[int]) -> None:
         """Hold a round's models until the next checkpoint if they are worth it."""

@@ -25,23 +25,23 @@ class Listed:
     started: datetime
 
 
-def listed_runs(root: Path) -> list[Listed]:
-    """Return the runs whose folders are in a folder, in the order they were started."""
-    runs = []
-    for file in root.glob("*/environment.json"):
+def listed_runs(root: Path) -> tuple[list[Listed], list[str]]:
+    """Return the runs whose folders are in a folder, in the order they were started, and those not to be read."""
+    runs, damaged = [], []
+    for file in sorted(root.glob("*/experiment.toml")):
         try:
             runs.append(_listed(RunFolder(file.parent)))
-        except (Refusal, KeyError, ValueError, TypeError):  # somebody else's, or damaged
-            continue
-    return sorted(runs, key=lambda entry: entry.started)
+        except Refusal as refusal:
+            damaged.append(str(refusal))
+        except (KeyError, ValueError, TypeError) as error:
+            damaged.append(f"{file.parent}: cannot be read: {error!r}")
+    return sorted(runs, key=lambda entry: entry.started), damaged
 
 
 def _listed(folder: RunFolder) -> Listed:
     experiment, rounds = folder.experiment(), folder.rounds()
-    best = None
-    if rounds:
-        accuracy = folder.result().accuracy()
-        best = float(np.nanmax(accuracy.mean(axis=1))) if not np.isnan(accuracy).all() else None
+    means = folder.result().accuracy().mean(axis=1) if rounds else np.full(1, np.nan)
+    best = None if np.isnan(means).all() else float(np.nanmax(means))
     return Listed(
         folder.path.name,
         folder.state(),

@@ -77,6 +77,8 @@ def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
         )
     try:
         factory = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise Refusal(f"model = {model!r}: cannot be imported: {error}; run this where it is found") from error
     except Exception as error:  # importing runs somebody else's code, which may raise anything
         raise Refusal(f"model = {model!r}: cannot be imported: {error}") from error
     if not callable(factory):

@@ -6,24 +6,24 @@ user names, never one that the file does, and a `.pt2`, which may hold pickles, 
 """
 
 import csv
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchard.checkpoints import read_tensors
 from orchard.data.folders import read_images
 from orchard.data.readers import read_npz
 from orchard.data.samples import as_inputs, checked_labels
 from orchard.errors import Refusal
-from orchard.export import ABOUT
+from orchard.export import ABOUT, all_tensors
 from orchard.layout import EXTENSIONS, readable
 from orchard.models import MODELS, build
 from orchard.training import EVALUATION_BATCH
@@ -40,6 +40,14 @@ class Classifier:
     shape: tuple[int, ...]
     scores: Callable[[Tensor], Tensor]
     """Takes a batch of prepared samples, gives a score for each class."""
+
+
+class About(BaseModel):
+    """What a file must say of itself; it comes from outside, so nothing else is believed."""
+
+    model: str
+    shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    classes: list[str] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,29 @@ def _from_safetensors(file: Path, model: str | None) -> Classifier:
             f"{file}: its network is {about['model']!r}; since a file may not choose what code runs, "
             f"name it yourself: --model {about['model']}"
         )
-    shape = tuple(about["shape"])
-    module = build(model or about["model"], shape, len(about["classes"]), seed=0).eval()
+    name, shape = model or about["model"], tuple(about["shape"])
     try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise Refusal(f"{file}: does not fit the network {model or about['model']!r}: {error}") from None
-    return Classifier(about["classes"], shape, torch.inference_mode()(module))
+        if name in MODELS:
+            _refuse_other_sizes(MODELS[name], shape, len(about["classes"]), tensors)
+        module = build(name, shape, len(about["classes"]), seed=0).eval()
+        beside = {key: buffer for key, buffer in all_tensors(module).items() if key not in module.state_dict()}
+        module.load_state_dict({key: tensor for key, tensor in tensors.items() if key not in beside})
+        for key, buffer in beside.items():
+            buffer.copy_(tensors[key])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise Refusal(f"{file}: does not fit the network {name!r}: {error}") from None
+    dtype = next(p.dtype for p in module.parameters())
+    return Classifier(about["classes"], shape, torch.inference_mode()(lambda x: module(x.to(dtype))))
+
+
+def _refuse_other_sizes(
+    factory: Callable[..., nn.Module], shape: tuple[int, ...], classes: int, tensors: Mapping[str, Tensor]
+) -> None:
+    """Refuse a file whose tensors are not the network's before that is built: a file may claim any size."""
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in factory(shape=shape, classes=classes).state_dict().items()}
+    if {name: tensor.shape for name, tensor in tensors.items()} != expected:
+        raise ValueError("the names or shapes of its tensors are others")
 
 
 def _from_onnx(file: Path) -> Classifier:
@@ -96,21 +120,20 @@ def _from_onnx(file: Path) -> Classifier:
         raise Refusal(f"{file}: cannot be read: {error}") from None
     about = _about(session.get_modelmeta().custom_metadata_map.get(ABOUT), file)
     name = session.get_inputs()[0].name
+    dtype = torch.float64 if session.get_inputs()[0].type == "tensor(double)" else torch.float32
     return Classifier(
         about["classes"],
         tuple(about["shape"]),
-        lambda batch: torch.from_numpy(session.run(None, {name: batch.numpy()})[0]),
+        lambda batch: torch.from_numpy(session.run(None, {name: batch.to(dtype).numpy()})[0]),
     )
 
 
 def _about(text: str | None, file: Path) -> dict[str, Any]:
     try:
-        about: dict[str, Any] = json.loads(text or "")
-        if not all(key in about for key in ("model", "shape", "classes")):
-            raise ValueError
-    except (ValueError, TypeError):
+        about = About.model_validate_json(text or "")
+    except ValidationError:
         raise Refusal(f"{file}: was not exported by Orchard: it does not say what its classes are") from None
-    return about
+    return about.model_dump()
 
 
 # --- Samples ---

@@ -14,9 +14,10 @@ from orchard.contract import Server
 from orchard.data import ClientArrays, FederatedData, federated_data, from_arrays
 from orchard.engines.local import LocalEngine
 from orchard.environment import LIBRARIES, environment
-from orchard.errors import Refusal, ResumeWarning, RunFailed, Stopped
+from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning, RunFailed, Stopped
 from orchard.experiment import Experiment, explain
 from orchard.folder import RunFolder
+from orchard.models import find_factory
 from orchard.record import Round, by_name
 from orchard.results import Result
 from orchard.rounds import Exchange, form_federation, run_rounds
@@ -43,7 +44,10 @@ def run(
     with _gathered(experiment, data) as parties:
         if experiment.out is None:
             return _go_on(parties, None, parties.wants, 0, progress, stop)
-        with RunFolder(_new_folder(experiment.out)).held() as folder:
+        _say_if_bound_to_this_process(experiment)
+        _make_folder(experiment.out)
+        with RunFolder(experiment.out).held() as folder:
+            _refuse_used_folder(experiment.out)  # only now: somebody else may have had the same idea
             return _begin(parties, folder, progress, stop)
 
 
@@ -56,22 +60,28 @@ def resume(
     stop: Stop | None = None,
 ) -> Result:
     """Go on with an interrupted run to the result it would have had; with `rounds`, extend it to so many."""
-    experiment = _extended(RunFolder(path).experiment(), rounds).model_copy(update={"out": path})
+    if rounds is None and RunFolder(path).state() == "finished":
+        return _finished(RunFolder(path))
+    RunFolder(path).experiment()  # a folder of no run is not even locked
     with RunFolder(path).held() as folder:
-        if rounds is None and folder.read("summary.json").get("state") == "finished":
-            return _finished(folder)
+        experiment = _extended(folder.experiment(), rounds).model_copy(update={"out": path})
+        _refuse_missing_device(experiment.device)
         checkpoint = _usable_checkpoint(folder)
+        if checkpoint:
+            _refuse_changed_experiment(folder, experiment, checkpoint)
         with _gathered(experiment, data) as parties:
-            about = _compared_environment(parties, folder)
-            wants = _take_up(parties, folder, checkpoint) if checkpoint else parties.wants
+            about, wants = {}, parties.wants
+            if checkpoint:
+                about = _compared_environment(parties, folder)
+                wants = _take_up(parties, folder, checkpoint)
             # Nothing is written before all that may be refused has been looked at. The summary goes first: a run
             # that is cut off here is one to go on with, never a finished one of another length.
             with folder.on_disk():
                 (path / "summary.json").unlink(missing_ok=True)
                 folder.write_experiment(experiment)
-                if about:
-                    folder.write("environment.json", about)
                 if checkpoint:
+                    folder.write("environment.json", about)
+                    folder.write_federation(parties.result)
                     folder.forget(after=checkpoint["rounds"] - 1)
             if checkpoint is None:
                 return _begin(parties, folder, progress, stop)
@@ -176,6 +186,7 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
     elif stopping or folder.checkpoint_is_due(r + 1, experiment):
         content = {
             "rounds": r + 1,
+            "experiment": experiment.identity(),
             "server": parties.server.state(),
             "clients": parties.engine.state(),
             "wants": exchange.wants,
@@ -211,21 +222,37 @@ def _usable_checkpoint(folder: RunFolder) -> Any:
     checkpoint, problems = folder.newest_checkpoint()
     if checkpoint is None and problems:
         listed = "\n".join(problems)
-        raise Refusal(f"{folder.path}: cannot go on, since no checkpoint is whole:\n{listed}\nstart a new run instead")
+        raise NothingToGoOnFrom(
+            f"{folder.path}: cannot go on, since no checkpoint is whole:\n{listed}\nstart a new run instead"
+        )
     for problem in problems:
         after = f"going on from the checkpoint after {checkpoint['rounds']} rounds"
         warnings.warn(f"{problem}; {after}", ResumeWarning, stacklevel=3)
     return checkpoint
 
 
+def _refuse_changed_experiment(folder: RunFolder, experiment: Experiment, checkpoint: Mapping[str, Any]) -> None:
+    """Refuse an experiment that is no longer the one a checkpoint was written by; only its length may grow."""
+    then, now = checkpoint["experiment"], experiment.identity()
+    changed = [key for key in now if key != "rounds" and then.get(key) != now[key]]
+    if changed:
+        listed = ", ".join(f"{key} (was {then.get(key)!r}, now {now[key]!r})" for key in changed)
+        file = folder.path / "experiment.toml"
+        raise Refusal(f"{file}: was changed since the run began: {listed}; change it back, or start a new run")
+    if experiment.rounds < checkpoint["rounds"]:
+        raise Refusal(f"{folder.path}: has {checkpoint['rounds']} rounds already, not {experiment.rounds}")
+
+
 def _compared_environment(parties: _Parties, folder: RunFolder) -> dict[str, Any]:
     """Refuse to go on with other data; warn of other code; return the record, and that the run goes on here."""
     then, now = folder.read("environment.json"), environment(parties.experiment)
-    if not then:  # it was stopped before it began
-        return {}
-    if then["data"] != parties.fingerprint:
+    if not then:
+        text = f"{folder.path / 'environment.json'}: is missing, so whether data and code are the same is not known"
+        warnings.warn(text, ResumeWarning, stacklevel=3)
+        return {**now, "data": parties.fingerprint}
+    if then.get("data") != parties.fingerprint:
         raise Refusal(f"{folder.path}: the data are not those the run began with; bring them back, or start a new run")
-    changed = [f"{what} ({then[what]}, now {now[what]})" for what in CODE if then[what] != now[what]]
+    changed = [f"{what} ({then.get(what)}, now {now[what]})" for what in CODE if then.get(what) != now[what]]
     if changed:
         text = f"since the run began there have changed: {', '.join(changed)}; its result may not be the same"
         warnings.warn(text, ResumeWarning, stacklevel=3)
@@ -242,23 +269,37 @@ def _take_up(parties: _Parties, folder: RunFolder, checkpoint: Mapping[str, Any]
         parties.server.restore(checkpoint["server"])
         parties.engine.restore(checkpoint["clients"])
     except (ValueError, KeyError) as error:
-        raise Refusal(f"{folder.path}: its checkpoint does not fit the code: {error}") from None
-    measured = result.measured_rounds() - 1
-    if parties.engine.models():
-        folder.models.offer(measured, parties.engine.models(), {measured})
+        raise NothingToGoOnFrom(f"{folder.path}: its checkpoint does not fit the code: {error}") from None
     wants: Wants = checkpoint["wants"]
     return wants
 
 
-def _new_folder(path: Path) -> Path:
-    """Make a run's folder; one that holds anything is left alone, but for what a run killed at birth leaves."""
+def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(not file.name.startswith(".") for file in path.iterdir()):
-            raise Refusal(f"out = '{path}': holds something already; name a new folder")
+        _refuse_used_folder(path)
     except OSError as error:
         raise Refusal(f"out = '{path}': cannot be used as a folder: {error.strerror}") from None
-    return path
+
+
+def _refuse_used_folder(path: Path) -> None:
+    """Leave a folder alone that holds anything but what a run killed at birth leaves."""
+    if any(not file.name.startswith(".") for file in path.iterdir()):
+        raise Refusal(f"out = '{path}': holds something already; name a new folder")
+
+
+def _say_if_bound_to_this_process(experiment: Experiment) -> None:
+    """Say so before hours are spent if no other process can find the model's code by its name."""
+    if isinstance(experiment.model, str):
+        return
+    name = experiment.model_dump()["model"]
+    try:
+        found = find_factory(name) is experiment.model and not name.startswith("__main__:")
+    except Refusal:
+        found = False
+    if not found:
+        text = f"model = {name!r}: no other process will find it by this name, so none can resume or export the run"
+        warnings.warn(f"{text}; to change that, put it into a module of its own", ResumeWarning, stacklevel=3)
 
 
 def _refuse_missing_device(name: str) -> None:

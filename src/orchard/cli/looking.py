@@ -87,8 +87,8 @@ def export(
     """Write a client's personalised model to be used, with a model card beside it."""
     from orchard.export import export_model
 
-    card = export_model(run, client, to, round.value)
-    typer.echo(f"written: {to}, described in {card}", err=True)
+    name, card = export_model(run, client, to, round.value)
+    typer.echo(f"written: {to}, the model of {name}, described in {card}", err=True)
 
 
 @app.command()

@@ -36,7 +36,12 @@ CHUNK = 1 << 18
 
 def data_folder(chosen: Path | None) -> Path:
     """Return where data files are: the folder chosen, else $ORCHARD_DATA, else the user's cache folder."""
-    return chosen or Path(os.environ.get("ORCHARD_DATA") or user_cache_path("orchard"))
+    return chosen_folder(chosen) or user_cache_path("orchard")
+
+
+def chosen_folder(chosen: Path | None) -> Path | None:
+    """Return the folder that somebody chose, here or by $ORCHARD_DATA."""
+    return chosen or (Path(os.environ["ORCHARD_DATA"]) if os.environ.get("ORCHARD_DATA") else None)
 
 
 def obtain(source: Source, folder: Path) -> Path:

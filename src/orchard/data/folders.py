@@ -50,7 +50,7 @@ def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.u
 def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
-            image = _in_bytes(ImageOps.exif_transpose(opened), file)
+            image = _in_bytes(ImageOps.exif_transpose(opened), opened.format, file)
             plain = image.convert("L" if _is_grey(image) else "RGB")
             if plain.size != (size, size):
                 plain = plain.resize((size, size), Image.Resampling.BILINEAR)
@@ -67,9 +67,12 @@ def _is_grey(image: Image.Image) -> bool:
     return bool((colours == colours[..., :1]).all())
 
 
-def _in_bytes(image: Image.Image, file: Path) -> Image.Image:
-    """Bring deeper pixels to eight bits; Pillow's own conversion would clip them to white."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", None)):
+def _in_bytes(image: Image.Image, kind: str | None, file: Path) -> Image.Image:
+    """Bring deeper pixels to eight bits; Pillow's own conversion would clip them to white.
+
+    `kind` is the file's format: what Pillow reads as "I" has 16 bits in a PNG and 32 elsewhere.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and kind == "PNG"):
         return Image.fromarray((np.asarray(image).astype(np.int64) // 257).clip(0, 255).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise Refusal(f"{file}: has pixels of {image.mode!r} without a known range; save it with 8 or 16 bits")

@@ -1,0 +1,186 @@
+"""What is written comes back as it was, and is on the disk before anything builds on it."""
+
+import json
+import os
+from collections import OrderedDict, namedtuple
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import orchard
+from helpers import small_arrays, small_experiment
+from orchard.checkpoints import read_newest, write_checkpoint, write_durably, write_tensors
+from orchard.folder import RunFolder
+from orchard.kept import KeptModels
+
+Pair = namedtuple("Pair", "a b")
+Colour = IntEnum("Colour", "RED GREEN")
+
+
+def there_and_back(value: Any, folder: Path) -> Any:
+    write_checkpoint(folder / "checkpoints", 1, {"value": value})
+    content, problems = read_newest(folder / "checkpoints")
+    assert not problems
+    return content["value"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -3,
+        0.1,
+        "α",
+        [1, [2.5, None]],
+        (1, (2, "x")),
+        {3, 1, 2},
+        frozenset({"b", "a"}),
+        {1: {"a": ()}, (0, 1): []},
+        {"dict": 1},
+        {"tensor": "x", "device": "cpu"},
+        np.float32(1 / 3),
+        np.float64(1 / 3),
+        np.int64(-1),
+        np.bool_(True),
+    ],
+)
+def test_plain_values_keep_their_kind(value: Any, tmp_path: Path) -> None:
+    back = there_and_back(value, tmp_path)
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3)[:, ::-1],
+        np.arange(6, dtype=np.int32)[::2],
+        np.array(2.5),
+        np.zeros((0, 3)),
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.tensor(3, dtype=torch.int64),
+        torch.empty(0),
+        torch.tensor([True, False]),
+        torch.tensor([float("nan"), -0.0, float("inf")]),
+    ],
+    ids=str,
+)
+def test_arrays_and_tensors_keep_type_shape_and_bits(array: Any, tmp_path: Path) -> None:
+    back = there_and_back(array, tmp_path)
+    assert type(back) is type(array)
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert np.asarray(back).tobytes() == np.asarray(array).tobytes()
+
+
+def test_tensors_may_share_memory(tmp_path: Path) -> None:
+    whole = torch.arange(10.0)
+    parts = [whole[:6], whole[3:], whole[3:6], whole]
+    back = there_and_back(parts, tmp_path)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(back, parts, strict=True))
+
+
+@pytest.mark.parametrize("value", [Pair(1, 2), Colour.RED, OrderedDict(a=1), object(), np.array(["a"]), b"bytes"])
+def test_what_would_come_back_as_something_else_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=type(value).__name__ if not isinstance(value, np.ndarray) else "numpy"):
+        there_and_back(value, tmp_path)
+
+
+def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
+    there_and_back([1, 2, 3], tmp_path)
+    (file,) = (tmp_path / "checkpoints").glob("*.json")
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps(written).replace("[1, 2, 3]", "[1, 2, 4]"))
+    content, (problem,) = read_newest(tmp_path / "checkpoints")
+    assert content is None
+    assert problem == f"{file}: its checksum is wrong"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"sha256": 1}', "[]", '{"sha256": "", "state": {"oops": []}}'])
+def test_nonsense_is_damage_and_no_crash(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rounds-00001.json").write_text(text)
+    content, problems = read_newest(tmp_path)
+    assert content is None
+    assert len(problems) == 1
+
+
+# --- On the disk, in order ---
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is brought onto the disk and what is renamed, in order."""
+    happened: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        happened.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def spy_rename(path: Path, target: Path) -> Path:
+        happened.append(f"rename {path.name} {Path(target).name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(Path, "replace", spy_rename)
+    return happened
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(disk: list[str], tmp_path: Path) -> None:
+    write_durably(tmp_path / "a.json", "1")
+    assert disk == ["sync .a.json.new", "rename .a.json.new a.json", f"sync {tmp_path.name}"]
+    disk.clear()
+    write_tensors(tmp_path / "b.safetensors", {"x": torch.zeros(3)})
+    assert disk == ["sync .b.safetensors.new", "rename .b.safetensors.new b.safetensors", f"sync {tmp_path.name}"]
+
+
+def test_a_checkpoint_exists_only_once_all_that_it_builds_on_does(disk: list[str], tmp_path: Path) -> None:
+    orchard.run(small_experiment(out=tmp_path / "run", rounds=2, checkpoint_every=1), small_arrays())
+    complete = disk.index("rename .rounds-00001.json.new rounds-00001.json")
+    for first in (
+        "sync metrics.jsonl",
+        "rename .3.safetensors.new 3.safetensors",
+        "rename .rounds-00001.safetensors.new rounds-00001.safetensors",
+    ):
+        assert first in disk[:complete], first
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_durably(tmp_path / "a.txt", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_durably(tmp_path / "a.txt", "\udc80")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_durably(tmp_path / "folder", "new")
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "folder"]
+
+
+# --- What is kept, and how often ---
+
+
+def test_models_are_deleted_when_neither_of_the_last_two_checkpoints_needs_them(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path)
+    for round, expected in ((0, {0}), (1, {0, 1}), (2, {1, 2}), (3, {2, 3})):
+        kept.offer(round, [(torch.full((4,), float(round)), {})], {round})
+        kept.save({round})
+        assert kept.rounds() == expected
+    assert torch.equal(kept.read(2, 0)[0], torch.full((4,), 2.0))
+    (tmp_path / "round-abc").mkdir()
+    assert kept.rounds() == {2, 3}
+
+
+def test_checkpoints_are_thinned_where_they_cost_more_than_two_percent(tmp_path: Path) -> None:
+    folder, experiment = RunFolder(tmp_path), small_experiment(rounds=10)
+    with folder.held():
+        for cost, due in ((0.0, True), (1e-6, True), (1e6, False)):
+            folder.last_checkpoint -= 1  # a second ago
+            folder.checkpoint_cost = cost
+            assert folder.checkpoint_is_due(5, experiment) is due
+        assert folder.checkpoint_is_due(10, experiment), "the last is always written"
+        every_third = small_experiment(rounds=10, checkpoint_every=3)
+        assert [r for r in range(1, 11) if folder.checkpoint_is_due(r, every_third)] == [3, 6, 9, 10]
