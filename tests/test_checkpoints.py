@@ -118,7 +118,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fsync, rename = os.fsync, Path.replace
 
     def spy_fsync(descriptor: int) -> None:
-        happened.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        happened.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
         fsync(descriptor)
 
     def spy_rename(path: Path, target: Path) -> Path:

@@ -14,6 +14,7 @@ from helpers import orchard_command
 from orchard.comparison import Comparison, Contender, Row, Spread, compare, parse_contender
 from orchard.errors import Refusal, Stopped
 from orchard.experiment import Experiment, load_experiment
+from orchard.folder import RunFolder
 from orchard.methods.apple import Apple
 from orchard.runs import resume
 from orchard.tables import as_csv, as_latex, as_markdown
@@ -85,6 +86,19 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (log.begun, log.kept) == ([("apple", 1)], [])
     assert list((tmp_path / "cut").iterdir()) == [folder]
     assert replace(resumed.rows[0], seconds=0) == replace(whole.rows[0], seconds=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot go on, since no checkpoint is whole")
+def test_a_run_whose_checkpoints_are_damaged_is_run_anew(tmp_path: Path) -> None:
+    for asked in ([False, False, True], [False, True]):  # the second time after the damaged one
+        answers = iter(asked)
+        with pytest.raises(Stopped):
+            compare(quick(), [parse_contender("apple", quick())], [1], tmp_path, Log(), answers.__next__)
+        for file in tmp_path.glob("digits-dirichlet-apple-seed1/checkpoints/*.safetensors"):
+            file.write_bytes(b"")
+    quick_compare("apple", [1], tmp_path)
+    assert RunFolder(tmp_path / "digits-dirichlet-apple-seed1-2").state() == "finished"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_extended_run_is_not_one_of_that_many_rounds(tmp_path: Path) -> None:

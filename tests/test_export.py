@@ -3,13 +3,18 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import orchard
 from helpers import Dropping, orchard_command, small_arrays, small_experiment
@@ -25,12 +30,15 @@ CHOICES: tuple[Choice, ...] = ("best", "last", "validation")
 SHAPE = (1, 16, 16)
 
 
+LEARNS = {"model": "cnn", "epochs": 1, "lr": 0.02, "method": "separate"}
+"""A CNN that learns a little every round, the same however many rounds follow."""
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """Twelve rounds of a CNN, whose best round is not its last."""
+    """Twelve rounds, of which the best, the last and the one that validation chooses are three."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    experiment = small_experiment(model="cnn", rounds=6, epochs=1, out=folder, checkpoint_every=4)
-    return orchard.run(experiment, small_arrays(shape=SHAPE))
+    return orchard.run(small_experiment(**LEARNS, rounds=12, out=folder, checkpoint_every=4), small_arrays(shape=SHAPE))
 
 
 def folder_of(result: Result) -> Path:
@@ -62,12 +70,17 @@ def test_accuracy_on_a_clients_test_data_is_the_runs_figure(
         assert accuracy == trained.accuracy()[round, i]
 
 
-def test_the_choices_are_different_rounds(trained: Result) -> None:
-    """Else the test above would not tell them apart."""
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_weights_are_those_of_the_round_that_was_chosen(trained: Result, choice: Choice, tmp_path: Path) -> None:
     figures = trained.figures()
-    assert len({figures.best.round, figures.last.round, figures.validation_selected.round}) > 1
-    kept = RunFolder(folder_of(trained)).models.rounds()
-    assert {figures.best.round, figures.last.round, figures.validation_selected.round} <= kept
+    assert len({figures.best.round, figures.last.round, figures.validation_selected.round}) == 3
+    round = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
+    ended_there = orchard.run(small_experiment(**LEARNS, rounds=round + 1), small_arrays(shape=SHAPE))
+    for i in range(4):
+        export_model(folder_of(trained), str(i), tmp_path / "m.safetensors", choice)
+        written, expected = load_file(tmp_path / "m.safetensors"), ended_there.personalised(i).state_dict()
+        assert written.keys() == expected.keys()
+        assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -97,7 +110,9 @@ def test_the_card_says_what_matters(trained: Result, tmp_path: Path) -> None:
         f"| test data | 12 | {' | '.join(f'{value:.4f}' for value in scores.test)} |",
         "It was chosen on test data",
         f"of round {best}",
-        "method `apple`",
+        "method `separate`",
+        "orchard predict model.safetensors images...\n",
+        "shape 1×16×16, float32",
         "shape 1×16×16",
         "(x/255 − 0.5)/0.5",
         "Licence of the data",
@@ -113,6 +128,73 @@ def test_a_client_of_one_class_has_a_card_that_says_so(tmp_path: Path) -> None:
     card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")[1].read_text()
     assert "| not defined | not defined |" in card
     assert "are not defined where all samples are of one" in card
+
+
+class Doubles(nn.Module):
+    """Computes in double precision, with a buffer that is not part of its state."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3, dtype=torch.float64)
+        self.register_buffer("seen", torch.zeros(6, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + x.mean(0).detach()
+        scores: Tensor = self.layer(x + self.seen)
+        return scores
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_double_precision_and_buffers_that_are_not_state_go_with_the_model(suffix: str, tmp_path: Path) -> None:
+    result = orchard.run(small_experiment(model=Doubles, out=tmp_path / "run"), small_arrays())
+    file = tmp_path / f"model{suffix}"
+    _, card = export_model(tmp_path / "run", "1", file, "last")
+    x = small_arrays()[1].x_test
+    expected = result.personalised(1)(torch.from_numpy(x).double())
+    assert result.personalised(1).get_buffer("seen").abs().sum() > 0
+    if suffix == ".pt2":
+        given = torch.export.load(file).module()(torch.from_numpy(x).double())
+        command = "scores = torch.export.load('model.pt2').module()(samples)"
+    else:
+        own = "test_export:Doubles" if suffix == ".safetensors" else None
+        given = load_classifier(file, own).scores(torch.from_numpy(x))
+        command = f"orchard predict model{suffix} samples.npz" + (f" --model {own}" if own else "")
+    torch.testing.assert_close(given, expected, rtol=1e-9, atol=1e-9)
+    assert f"\n{command}\n" in card.read_text()
+    assert "a batch of samples of shape 6, float64" in card.read_text()
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layer(x if float(x.sum()) > 0 else 2 * x)
+        return scores
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_network_that_cannot_be_traced_is_refused(suffix: str, tmp_path: Path) -> None:
+    orchard.run(small_experiment(model=Untraceable, out=tmp_path / "run"), small_arrays())
+    with pytest.raises(orchard.Refusal, match=f"{suffix}: the network cannot be written so: .*; try .safetensors"):
+        export_model(tmp_path / "run", "0", tmp_path / f"m{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_clients_name_goes_before_a_number(tmp_path: Path) -> None:
+    arrays = [replace(client, name=name) for client, name in zip(small_arrays(), "3201", strict=True)]
+    orchard.run(small_experiment(out=tmp_path / "run"), arrays)
+    assert export_model(tmp_path / "run", "3", tmp_path / "m.safetensors")[0] == "3"
+    with safe_open(tmp_path / "m.safetensors", "pt") as opened:
+        about = json.loads(opened.metadata()["orchard"])
+    assert about["client"] == "3"
+    kept = RunFolder(tmp_path / "run").models.read(about["round"], 0)[0]
+    exported = load_file(tmp_path / "m.safetensors")
+    assert torch.equal(exported["hidden.weight"].flatten(), kept[: exported["hidden.weight"].numel()])
 
 
 # --- Images ---
@@ -176,10 +258,43 @@ def test_what_cannot_be_exported_is_refused(trained: Result, tmp_path: Path) -> 
         ((run, "0", tmp_path / "m.h5"), "models are written as .safetensors, .pt2, .onnx"),
         ((tmp_path, "0", tmp_path / "m.onnx"), "is not the folder of a run"),
         ((run, "0", tmp_path / "nowhere/m.safetensors"), "cannot be written: No such file or directory"),
+        ((run, "0", tmp_path / "nowhere/m.pt2"), "cannot be written: No such file or directory"),
+        ((run, "0", run / "summary.json/m.pt2"), "cannot be written: Not a directory"),
     ):
         with pytest.raises(orchard.Refusal, match=message):
             export_model(*arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("about", [{"shape": [-1]}, {"shape": "x"}, {"classes": {}}, {"classes": [1]}, {"model": 3}])
+def test_a_file_that_says_nonsense_of_itself_is_refused(about: dict[str, object], tmp_path: Path) -> None:
+    good = {"model": "mlp", "shape": [6], "classes": ["a", "b", "c"]}
+    save_file({"x": torch.zeros(1)}, tmp_path / "odd.safetensors", {"orchard": json.dumps(good | about)})
+    with pytest.raises(orchard.Refusal, match="was not exported by Orchard"):
+        load_classifier(tmp_path / "odd.safetensors")
+
+
+def test_a_file_does_not_choose_how_much_memory_is_taken(tmp_path: Path) -> None:
+    about = {"model": "mlp", "shape": [10**6, 10**6], "classes": ["a", "b"]}
+    save_file({"x": torch.zeros(1)}, tmp_path / "bomb.safetensors", {"orchard": json.dumps(about)})
+    with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp': the names or shapes"):
+        load_classifier(tmp_path / "bomb.safetensors")
+
+
+def test_predictions_are_written_whole_or_not_at_all(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "good.npz", x=np.zeros((3, 1, 16, 16), np.float32))
+    (tmp_path / "bad.png").write_text("not an image")
+    (tmp_path / "out.csv").write_text("earlier")
+    refused = orchard_command("predict", str(model), "good.npz", "bad.png", "-o", "out.csv", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert (tmp_path / "out.csv").read_text() == "earlier"
+    for target, reason in (("/dev/full", "No space left on device"), ("nowhere/out.csv", "No such file or directory")):
+        refused = orchard_command("predict", str(model), "good.npz", "-o", target, cwd=tmp_path)
+        assert (refused.returncode, refused.stderr) == (2, f"orchard: {target}: cannot be written: {reason}\n")
+    shell = f"{sys.executable} -c 'from orchard.cli import main; main()' predict {model} good.npz > /dev/full"
+    refused = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S602
+    assert refused.stderr == "orchard: standard output: cannot be written: No space left on device\n"
+    assert refused.returncode == 2
 
 
 def test_a_file_does_not_choose_what_code_runs(tmp_path: Path) -> None:

@@ -222,11 +222,10 @@ except orchard.Stopped:
 
 @pytest.mark.parametrize("given", ["-c", "-"])
 def test_a_model_typed_at_a_prompt_runs_and_resumes_there(given: str, tmp_path: Path) -> None:
-    source = {"input": AT_A_PROMPT} if given == "-" else {}
-    command = [sys.executable, given, *([] if source else [AT_A_PROMPT])]
+    command = [sys.executable, given, *([AT_A_PROMPT] if given == "-c" else [])]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, **source
+        command, cwd=tmp_path, env=environment, input=AT_A_PROMPT, capture_output=True, text=True, check=False
     )
     assert (ended.stdout, ended.returncode) == ("True\n", 0), ended.stderr
 
@@ -299,7 +298,7 @@ def test_other_data_are_refused_and_other_code_is_said(tmp_path: Path) -> None:
 class Forgetful(AppleClient):
     """Keeps what no checkpoint can hold."""
 
-    keeps = (*AppleClient.keeps, "thing")
+    keeps = (*AppleClient.keeps, "thing")  # type: ignore[assignment]
     thing = object()
 
 
@@ -338,7 +337,7 @@ def test_of_two_runs_that_want_the_same_new_folder_one_gets_it(tmp_path: Path) -
     first = started(folder=folder, changes={"rounds": 10_000})
     while not (folder / ".holder.json").exists():
         time.sleep(0.001)
-    with pytest.raises(orchard.Refusal, match="is in use by process|holds something already"):
+    with pytest.raises(orchard.Refusal, match=r"is in use by process|holds something already"):
         orchard.run(small_experiment(out=folder), small_arrays())
     assert first.is_alive()
     first.kill()

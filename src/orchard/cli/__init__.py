@@ -33,9 +33,6 @@ def main() -> None:
     except Stopped as stopped:
         typer.echo(f"orchard: {stopped}", err=True)
         sys.exit(130)
-    except KeyboardInterrupt:
-        typer.echo("orchard: interrupted", err=True)
-        sys.exit(130)
 
 
 def _show_warning(
