@@ -60,11 +60,11 @@ def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
         r"digits-dirichlet-fedavg-seed42 +failed +fedavg +digits, dirichlet +1/1 +- +\d+ s\s*", listed[2]
     )
     assert len(listed) == 3
-    shutil.copytree(tmp_path / "runs/digits-dirichlet-apple-seed42", tmp_path / "runs/[/odd] one")
-    (tmp_path / "runs/[/odd] one/metrics.jsonl").write_text("{}\n")
+    shutil.copytree(tmp_path / "runs/digits-dirichlet-apple-seed42", tmp_path / "runs/[odd] one")
+    (tmp_path / "runs/[odd] one/metrics.jsonl").write_text("{}\n")
     odd = orchard_command("runs", cwd=tmp_path)
     assert len(odd.stdout.splitlines()) == 3
-    assert odd.stderr == "runs/[/odd] one/metrics.jsonl: line 1 is damaged\n"
+    assert odd.stderr == "runs/[odd] one/metrics.jsonl: line 1 is damaged\n"
     more = orchard_command("resume", "runs/digits-dirichlet-apple-seed42", "--rounds", "3", "--json", cwd=tmp_path)
     assert [line.split("  ")[0] for line in more.stderr.splitlines()] == ["round 3/3"]
     assert json.loads(more.stdout)["rounds"] == 3
