@@ -46,3 +46,9 @@ def test_equal_to_scikit_learn_where_all_classes_are_present(classes: int, seed:
     measured = measure(scores, torch.from_numpy(labels))
     assert measured.auroc == pytest.approx(area, abs=1e-9)
     assert measured.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, scores.argmax(1)))
+
+
+def test_scores_that_are_not_finite_are_never_right() -> None:
+    nan, inf = float("nan"), float("inf")
+    scores = torch.tensor([[nan, 0.0], [inf, 0.0], [2.0, 1.0], [1.0, 2.0]])
+    assert measure(scores, torch.tensor([0, 0, 0, 1])) == Measures(2 / 4, (1 / 3 + 1) / 2, None)

@@ -264,6 +264,17 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(suffix: str, damage: 
     assert same(result, whole("apple"))
 
 
+def test_a_damaged_checkpoint_does_not_count_among_the_last_two(tmp_path: Path) -> None:
+    stopped_after(3, tmp_path / "run", checkpoint_every=1)
+    truncate(newest(tmp_path / "run", ".safetensors"))
+    asked = iter([False])
+    with pytest.raises(Stopped), pytest.warns(ResumeWarning, match="after 2 rounds"):
+        resume(tmp_path / "run", small_arrays(), stop=lambda: next(asked, True))
+    truncate(newest(tmp_path / "run", ".safetensors"))
+    with pytest.warns(ResumeWarning, match="after 2 rounds"):
+        assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+
+
 def test_without_any_whole_checkpoint_it_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     stopped_after(2, tmp_path / "run", checkpoint_every=1)
     lines = (tmp_path / "run/metrics.jsonl").read_text()

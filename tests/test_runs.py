@@ -177,6 +177,13 @@ def test_arrays_and_the_dataset_must_agree() -> None:
         orchard.run(small_experiment())
 
 
+def test_a_folder_called_arrays_is_not_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "arrays/a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    orchard.run(small_experiment(out=tmp_path / "run"), small_arrays())
+    assert orchard.resume(tmp_path / "run", small_arrays(), rounds=4).experiment.dataset == "arrays"
+
+
 @pytest.mark.slow
 @needs_mnist
 def test_mnist_practical_learns() -> None:

@@ -56,8 +56,15 @@ def read_newest(folder: Path) -> tuple[Any, list[str]]:
     return None, problems
 
 
+def forget_newer(folder: Path, rounds: int) -> None:
+    """Delete checkpoints after more rounds than so many: damaged ones must not count among the last two."""
+    for path in _newest_first(folder):
+        if int(path.stem.removeprefix("rounds-")) > rounds:
+            path.unlink()
+
+
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rounds-*.json"), key=lambda path: (len(path.name), path.name), reverse=True)
+    return sorted(folder.glob("rounds-*[0-9].json"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def _read(path: Path) -> Any:

@@ -47,6 +47,10 @@ DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+NAMES = frozenset({*CATALOGUE, "arrays"})
+"""What a dataset may be called; anything else is a path."""
+
+
 class Settings(BaseModel):
     """A frozen group of settings that refuses unknown keys and wrong types.
 
@@ -223,7 +227,7 @@ class Experiment(Settings):
 
     def located(self) -> Self:
         """Return the same experiment with absolute paths, so that it means the same wherever it is read."""
-        found = self.dataset not in CATALOGUE and Path(self.dataset).exists()
+        found = self.dataset not in NAMES and Path(self.dataset).exists()
         dataset = str(Path(self.dataset).resolve()) if found else self.dataset
         return self.model_copy(update={"dataset": dataset, "data_dir": self.data_dir and self.data_dir.resolve()})
 
@@ -241,7 +245,7 @@ def comes_by_client(dataset: str) -> bool:
     """Tell whether a dataset is a folder with one folder for each client."""
     try:
         dataset.encode()
-        is_folder = dataset not in CATALOGUE and Path(dataset).is_dir()
+        is_folder = dataset not in NAMES and Path(dataset).is_dir()
     except UnicodeEncodeError:
         raise Refusal(f"dataset = {dataset!r}: a path that is not UTF-8 cannot be written down; rename it") from None
     except OSError as error:  # a name that the file system cannot take, or a place that it does not show

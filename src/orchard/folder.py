@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from orchard.checkpoints import read_newest, sync, write_checkpoint, write_durably
+from orchard.checkpoints import forget_newer, read_newest, sync, write_checkpoint, write_durably
 from orchard.contract import Federation
 from orchard.data import Holdings
 from orchard.data.fetch import chosen_folder
@@ -164,7 +164,8 @@ class RunFolder:
             file.write(json.dumps(finished.as_json()).encode() + b"\n")
 
     def forget(self, after: int) -> None:
-        """Forget the lines of all but so many rounds, since the others will be run again."""
+        """Forget all but the lines of so many rounds and the checkpoint built on them: the others are run again."""
+        forget_newer(self.path / "checkpoints", after + 1)
         file = self.path / "metrics.jsonl"
         os.truncate(file, sum(len(line) for line in _lines(file)[:after]))
 

@@ -7,6 +7,7 @@ With scores s and labels y over the classes that the samples hold:
     AUROC               the mean over classes k of P(p_k of a sample of k > p_k of another), ties counting half,
                         where p = softmax(s)
 
+A sample with a score that is not finite is not classified correctly; where there is one, AUROC is not computed.
 The last two compare classes, so they are not computed where all samples are of one class. scikit-learn gives the
 same AUROC where every class is present (tested), but refuses clients that lack one, and takes far longer.
 """
@@ -28,14 +29,16 @@ class Measures(NamedTuple):
 def measure(scores: Tensor, labels: Tensor) -> Measures:
     """Return all measures of class scores against the true labels."""
     scores, labels = scores.cpu(), labels.cpu()  # at once, rather than figure by figure
-    right = scores.argmax(1) == labels
+    finite = scores.isfinite().all(1)
+    right = (scores.argmax(1) == labels) & finite
     accuracy = int(right.sum()) / len(labels)
     present = torch.unique(labels)
     if len(present) < 2:
         return Measures(accuracy)
     size = scores.shape[1]
     hits, all_of_them = (torch.bincount(y, minlength=size)[present].double() for y in (labels[right], labels))
-    return Measures(accuracy, (hits / all_of_them).mean().item(), _auroc(scores, labels, present))
+    auroc = _auroc(scores, labels, present) if bool(finite.all()) else None
+    return Measures(accuracy, (hits / all_of_them).mean().item(), auroc)
 
 
 def _auroc(scores: Tensor, labels: Tensor, present: Tensor) -> float:
