@@ -434,7 +434,7 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     process = digits_run(folder, epochs=1, until="checkpoints")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)  # as if a program in between had passed it on
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "orchard: stopping after this round; once more stops at once" in said
     assert said.rstrip().endswith(f"go on with: orchard resume '{folder}'")
@@ -446,12 +446,12 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
 
 def test_ctrl_c_with_nobody_listening_still_writes_a_checkpoint(tmp_path: Path) -> None:
     """As after `orchard run 2>&1 | tee log`, where Ctrl-C ends both."""
-    process = digits_run(tmp_path / "run", epochs=100, until="federation.json")
+    process = digits_run(tmp_path / "run", epochs=20, until="federation.json")
     assert process.stderr is not None
     process.stderr.close()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     assert RunFolder(tmp_path / "run").newest_checkpoint()[0]["rounds"] >= 1
 
 
@@ -461,7 +461,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "stopped at once" in said
     assert RunFolder(tmp_path / "run").state() == "interrupted"
