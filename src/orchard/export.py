@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from orchard import __version__
 from orchard.card import model_card
 from orchard.checkpoints import write_durably
+from orchard.engines.local import Model
 from orchard.errors import Refusal
 from orchard.folder import RunFolder
 from orchard.results import Result
@@ -33,29 +34,36 @@ ABOUT = "orchard"
 
 def export_model(run: Path, client: str, to: Path, choice: Choice = "validation") -> tuple[str, Path]:
     """Write a client's personalised model and its card; return the client's name and where the card is."""
-    packed = FORMATS.get(to.suffix)
-    if packed is None:
-        raise Refusal(f"--to {to}: models are written as {', '.join(FORMATS)}")
     folder = RunFolder(run)
     result = folder.result()
     index, round = _client_index(client, result), _chosen_round(folder, result, choice)
-    module = result.module(*folder.models.read(round, index))
+    return result.holdings.clients[index], write_model(
+        result, index, folder.models.read(round, index), (round, choice), to
+    )
+
+
+def write_model(result: Result, client: int, model: Model, chosen: tuple[int, Choice], to: Path) -> Path:
+    """Write a client's model, of a round chosen by some rule, and its card; return where the card is."""
+    packed = FORMATS.get(to.suffix)
+    if packed is None:
+        raise Refusal(f"--to {to}: models are written as {', '.join(FORMATS)}")
+    module = result.module(*model).cpu()
     for p in module.parameters():
         p.data = p.data.contiguous()  # training may have laid convolutions out with channels last
     dtype = next(p.dtype for p in module.parameters())
-    about = describe(result, index, round, choice, str(dtype).removeprefix("torch."))
+    about = _about(result, client, *chosen, str(dtype).removeprefix("torch."))
     example = torch.zeros(2, *result.federation.shape, dtype=dtype)  # a batch of one would be taken for the only size
-    content = packed(module.cpu(), example, about)
+    content = packed(module, example, about)
     card = to.with_name(f"{to.name}.md")
     try:
         write_durably(to, content)
-        write_durably(card, model_card(result, index, about, to))
+        write_durably(card, model_card(result, client, about, to))
     except OSError as error:
         raise Refusal(f"{to}: cannot be written: {error.strerror or error}") from None
-    return about["client"], card
+    return card
 
 
-def describe(result: Result, client: int, round: int, choice: Choice, dtype: str) -> dict[str, Any]:
+def _about(result: Result, client: int, round: int, choice: Choice, dtype: str) -> dict[str, Any]:
     """Return what a file says of the model in it."""
     experiment = result.experiment
     return {
