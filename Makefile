@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all lint format bench results clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ bench: $(VENV)/runtime ## Measure speed, as ratios
 	@$(BIN)/python benchmarks/step.py
 	@$(BIN)/python benchmarks/loading.py
 	@$(BIN)/python benchmarks/overhead.py
+
+results: $(VENV)/runtime ## Write docs/results.md anew from the figures in results/
+	@$(BIN)/python -m orchard.paper.document results docs/results.md
 
 clean: ## Remove everything that was set up or built
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
