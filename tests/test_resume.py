@@ -265,14 +265,16 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(suffix: str, damage: 
 
 
 def test_a_damaged_checkpoint_does_not_count_among_the_last_two(tmp_path: Path) -> None:
-    stopped_after(3, tmp_path / "run", checkpoint_every=1)
-    truncate(newest(tmp_path / "run", ".safetensors"))
-    asked = iter([False])
-    with pytest.raises(Stopped), pytest.warns(ResumeWarning, match="after 2 rounds"):
-        resume(tmp_path / "run", small_arrays(), stop=lambda: next(asked, True))
-    truncate(newest(tmp_path / "run", ".safetensors"))
-    with pytest.warns(ResumeWarning, match="after 2 rounds"):
-        assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+    folder, definition = tmp_path / "run", tmp_path / "run/experiment.toml"
+    stopped_after(3, folder, checkpoint_every=1, method="fedavg")
+    definition.write_text(definition.read_text().replace("rounds = 3", "rounds = 6").replace("every = 1", "every = 2"))
+    truncate(newest(folder, ".safetensors"))
+    asked = iter([False, False])
+    with pytest.raises(Stopped), pytest.warns(ResumeWarning, match="going on from the checkpoint after 2 rounds"):
+        resume(folder, small_arrays(), stop=lambda: next(asked, True))
+    truncate(newest(folder, ".safetensors"))
+    with pytest.warns(ResumeWarning, match="going on from the checkpoint after 2 rounds"):
+        assert same(resume(folder, small_arrays()), whole("fedavg", rounds=6))
 
 
 def test_without_any_whole_checkpoint_it_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
