@@ -41,9 +41,7 @@ format: $(VENV)/development ## Put the code into the house style
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/runtime ## Measure speed, as ratios
-	@$(BIN)/python benchmarks/step.py
-	@$(BIN)/python benchmarks/loading.py
-	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks
 
 clean: ## Remove everything that was set up or built
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
