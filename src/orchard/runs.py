@@ -139,7 +139,6 @@ def _go_on(
     stop()
     for exchange in run_rounds(result.federation, server, engine, wants, first):
         finished = result.add(exchange)
-        result.models = engine.models()
         stopping = stop() and exchange.round < parties.experiment.rounds
         if folder:
             with folder.on_disk():
@@ -152,6 +151,7 @@ def _go_on(
         if stopping:
             done = f"stopped after round {exchange.round + 1} of {parties.experiment.rounds}"
             raise Stopped(f"{done}; {folder.way_on()}" if folder else done)
+    result.models = engine.models()
     return result
 
 
@@ -168,10 +168,11 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
         folder.write("summary.json", {**state, **result.description()})
         return
     worth, measured = result.rounds_worth_keeping(), result.measured_rounds() - 1
-    if measured >= 0:
-        folder.models.offer(measured, result.models, worth | {measured})
-    if r == experiment.rounds:
-        folder.models.save(worth | {measured})
+    last = {measured} if r == experiment.rounds else set()
+    if measured in worth | last:
+        folder.models.offer(measured, parties.engine.models(), worth | last)
+    if last:
+        folder.models.save(worth | last)
         folder.write("summary.json", {"state": "finished", **result.summary()})
     elif stopping or folder.checkpoint_is_due(r + 1, experiment):
         content = {
@@ -244,8 +245,8 @@ def _take_up(parties: _Parties, folder: RunFolder, checkpoint: Mapping[str, Any]
     except (ValueError, KeyError) as error:
         raise Refusal(f"{folder.path}: its checkpoint does not fit the code: {error}") from None
     measured = result.measured_rounds() - 1
-    if parties.engine.models():
-        folder.models.offer(measured, parties.engine.models(), {measured})
+    if models := parties.engine.models():
+        folder.models.offer(measured, models, {measured})
     wants: Wants = checkpoint["wants"]
     return wants
 
