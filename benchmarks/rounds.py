@@ -27,7 +27,7 @@ from orchard.methods.heurfedamp import HeurFedAMPClient, HeurFedAMPServer
 from orchard.rounds import Exchange
 from orchard.runs import run
 
-SAMPLES, ROUNDS = 12_000, 4
+SAMPLES, ROUNDS = 12_000, 3
 
 Shares = dict[str, tuple[float, ...]]
 
