@@ -40,7 +40,9 @@ class LocalEngine:
         self._begun = False
         self._models: dict[int, Model] = {}
         self._worker = threading.local()
+        # The server's work in this thread too: its last bits then do not depend on the number of cores.
         self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(experiment.threads)
         self._pool = ThreadPoolExecutor(
             max_workers=min(experiment.workers or _cores(), len(self.data)),
             thread_name_prefix="orchard",
