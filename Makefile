@@ -41,9 +41,7 @@ format: $(VENV)/development ## Put the code into the house style
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/runtime ## Measure speed, as ratios
-	@$(BIN)/python benchmarks/step.py
-	@$(BIN)/python benchmarks/loading.py
-	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks
 
 results: $(VENV)/runtime ## Write docs/results.md anew from the figures in results/
 	@$(BIN)/python -m orchard.paper.document results docs/results.md

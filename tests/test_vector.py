@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from orchard.models import CNN
-from orchard.vector import Network, as_matrix, empty_matrix, lay_out_channels_last
+from orchard.vector import Network, empty_matrix, lay_out_channels_last, shared_matrix
 
 
 class Residual(nn.Module):
@@ -159,17 +159,25 @@ def test_what_cannot_be_a_vector_is_refused() -> None:
 
 
 def test_rows_of_one_matrix_are_shared_and_others_copied() -> None:
-    like = torch.zeros(21)
-    matrix = empty_matrix(3, like)
+    network = Network(nn.Linear(6, 3))  # 21 parameters
+    matrix = empty_matrix(3, network.vector)
     matrix.copy_(torch.arange(63.0).view(3, 21))
     rows = list(matrix)
-    shared = as_matrix([rows[0], None, rows[2]], like)
+    shared = network.matrix([rows[0], None, rows[2]])
     assert shared.data_ptr() == matrix.data_ptr()
     assert torch.equal(shared, matrix)
-    for mixed in ([rows[1], None, rows[2]], [rows[0].clone(), None, rows[2]], [rows[0], None]):
-        copied = as_matrix(mixed, like)
+    for mixed in ([rows[1], None, rows[2]], [rows[0].clone(), None, rows[2]], [rows[0], None], [None]):
+        assert shared_matrix(mixed) is None
+        copied = network.matrix(mixed)
         assert copied.data_ptr() != matrix.data_ptr()
         assert copied.stride() == (32, 1)
         expected = [torch.zeros(21) if row is None else row for row in mixed]
         assert torch.equal(copied, torch.stack(expected))
-    assert torch.equal(as_matrix([None], like), torch.zeros(1, 21))
+
+
+def test_copied_rows_go_into_the_same_memory_each_time() -> None:
+    network = Network(nn.Linear(6, 3))
+    first = network.matrix([torch.ones(21), torch.ones(21)])
+    again = network.matrix([None, torch.full((21,), 2.0)])
+    assert again.data_ptr() == first.data_ptr()
+    assert again.tolist() == [[0.0] * 21, [2.0] * 21]

@@ -149,7 +149,6 @@ def _go_on(
     stop()
     for exchange in run_rounds(result.federation, server, engine, wants, first):
         finished = result.add(exchange)
-        result.models = engine.models()
         stopping = stop() and exchange.round < parties.experiment.rounds
         if folder:
             with folder.on_disk():
@@ -162,6 +161,7 @@ def _go_on(
         if stopping:
             done = f"stopped after round {exchange.round + 1} of {parties.experiment.rounds}"
             raise Stopped(f"{done}; {folder.way_on()}" if folder else done)
+    result.models = engine.models()
     return result
 
 
@@ -178,10 +178,11 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
         folder.write("summary.json", {**state, **result.description()})
         return
     worth, measured = result.rounds_worth_keeping(), result.measured_rounds() - 1
-    if measured >= 0:
-        folder.models.offer(measured, result.models, worth | {measured})
-    if r == experiment.rounds:
-        folder.models.save(worth | {measured})
+    last = {measured} if r == experiment.rounds else set()
+    if measured in worth | last:
+        folder.models.offer(measured, parties.engine.models(), worth | last)
+    if last:
+        folder.models.save(worth | last)
         folder.write("summary.json", {"state": "finished", **result.summary()})
     elif stopping or folder.checkpoint_is_due(r + 1, experiment):
         content = {

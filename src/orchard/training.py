@@ -15,7 +15,8 @@ from orchard.models import seeded_layers
 from orchard.randomness import derived_seed, generator
 from orchard.vector import Network
 
-EVALUATION_BATCH = 1000
+EVALUATION_BATCH = 256
+"""Larger ones are slower: their activations are handed to and fro between process and system."""
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes a batch, updates whatever is trained, returns the loss."""

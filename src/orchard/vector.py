@@ -25,6 +25,7 @@ class Network:
         size = sum(p.numel() for p in parameters)
         self.vector = torch.zeros(size, dtype=parameters[0].dtype, device=device)
         self.gradient = torch.zeros_like(self.vector)
+        self._matrix = empty_matrix(0, self.vector)
         start = 0
         for p in parameters:
             part = slice(start, start + p.numel())
@@ -42,6 +43,22 @@ class Network:
         """Take over a client's buffers."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
+
+    def matrix(self, rows: Sequence[Tensor | None]) -> Tensor:
+        """Return models as the rows of one matrix, to use until the next call; an absent one's row is finite.
+
+        Where they already are the rows of one matrix it is returned itself: clients that train with the same cores
+        then share them, in memory and in the processor's cache. Others are copied, always into the same memory:
+        fresh memory costs more than the copying, since the system hands it out page by page and zeroed.
+        """
+        shared = shared_matrix(rows)
+        if shared is not None:
+            return shared
+        if len(self._matrix) != len(rows):
+            self._matrix = empty_matrix(len(rows), self.vector)
+        for mine, row in zip(self._matrix, rows, strict=True):
+            mine.zero_() if row is None else mine.copy_(row)
+        return self._matrix
 
     def release(self) -> nn.Module:
         """Give the module back as an ordinary one, in evaluation mode; this network is then of no more use."""
@@ -90,21 +107,15 @@ def empty_matrix(rows: int, like: Tensor) -> Tensor:
     return torch.empty((rows, stride), dtype=like.dtype, device=like.device)[:, :size]
 
 
-def as_matrix(rows: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Return models as the rows of one matrix; an absent one's row holds any finite values.
-
-    Where they already are the rows of one matrix, in order, it is returned itself: clients that train with
-    the same cores then share them, in memory and in the processor's cache.
-    """
-    shared = next((row._base for row in rows if row is not None), None)
-    stride = empty_matrix(0, like).stride(0)
-    if (
-        shared is not None
-        and shared.shape == (len(rows), stride)
-        and all(r is None or (r._base is shared and r.storage_offset() == j * stride) for j, r in enumerate(rows))
-    ):
-        return shared[:, : like.numel()]
-    matrix = empty_matrix(len(rows), like)
+def shared_matrix(rows: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the matrix whose rows the given ones are, in order, with or without all of them; None if there is none."""
+    first = next((row for row in rows if row is not None and row._base is not None), None)
+    if first is None:
+        return None
+    whole, stride = first._base, empty_matrix(0, first).stride(0)
+    if whole is None or whole.shape != (len(rows), stride):
+        return None
     for j, row in enumerate(rows):
-        matrix[j] = 0 if row is None else row
-    return matrix
+        if row is not None and not (row._base is whole and row.storage_offset() == j * stride):
+            return None
+    return whole[:, : first.numel()]

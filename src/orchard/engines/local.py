@@ -37,9 +37,12 @@ class LocalEngine:
         self.data = data.clients
         self.clients: list[Client] = []
         self.buffers: list[dict[str, Tensor]] = []
+        self._begun = False
         self._models: dict[int, Model] = {}
         self._worker = threading.local()
+        # The server's work in this thread too: its last bits then do not depend on the number of cores.
         self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(experiment.threads)
         self._pool = ThreadPoolExecutor(
             max_workers=min(experiment.workers or _cores(), len(self.data)),
             thread_name_prefix="orchard",
@@ -76,6 +79,7 @@ class LocalEngine:
         """Let all clients take their turns, the one with the most data first so that none is left to wait for."""
         order = sorted(replies, key=lambda i: -len(self.data[i].train.y))
         turns = {i: self._pool.submit(self._turn, i, replies[i]) for i in order}
+        self._begun = True
         return {i: turns[i].result() for i in replies}
 
     def notes(self) -> Sequence[Notes]:
@@ -84,6 +88,12 @@ class LocalEngine:
 
     def models(self) -> list[Model]:
         """Return each client's model as it was last measured at the method's own moment; none before that."""
+        if self.experiment.method.moment == "trained" and self._begun:
+            # What a client has trained is its model until its next turn, so it is made when asked for, and not held
+            # besides: by a worker, whose number of threads decides the last bits.
+            return list(
+                zip(self._pool.map(lambda client: client.personalised(), self.clients), self.buffers, strict=True)
+            )
         return [self._models[i] for i in sorted(self._models)]
 
     def state(self) -> list[dict[str, Any]]:
@@ -96,15 +106,13 @@ class LocalEngine:
         for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
             client.restore(state["half"])
             self.buffers[i] = state["buffers"]
-            if self.experiment.method.moment == "trained":
-                # By a worker, whose number of threads decides the last bits.
-                self._models[i] = (self._pool.submit(client.personalised).result(), self.buffers[i])
+        self._begun = True
 
     def _keeper(self, index: int, network: Network) -> Keep:
-        """Keep the model that the round's figures are about; the halves never change one in place."""
+        """Keep the model that the round's figures are about, if the client itself does not."""
 
         def keep(moment: Moment, model: Tensor) -> None:
-            if moment == self.experiment.method.moment:
+            if moment == self.experiment.method.moment != "trained":
                 self._models[index] = (model, network.buffers())
 
         return keep

@@ -32,7 +32,7 @@ from orchard.experiment import Experiment, MethodSettings
 from orchard.methods.limits import refuse_budget, refuse_divergence
 from orchard.randomness import generator
 from orchard.training import MomentumSGD, Site, check_finite, gradient, train
-from orchard.vector import as_matrix, empty_matrix
+from orchard.vector import empty_matrix, shared_matrix
 
 
 class Apple(MethodSettings):
@@ -107,19 +107,25 @@ class AppleClient(Client):
         """Replace the copies of the cores that came; the others stay as they were."""
         self.copies = [reply.models.get(j, copy) for j, copy in enumerate(self.copies)]
         self.downloaded |= reply.models.keys()
+        # In one process the server's matrix holds the own core too; then one of the two is enough.
+        shared = shared_matrix(self.copies)
+        if shared is not None and torch.equal(shared[self.index], self.core):
+            self.core = shared[self.index]
 
     def train(self, site: Site, round: int) -> float:
         """Train the core and the relationships together."""
         network, settings, i = site.network, self.settings, self.index
         core, p = self.core.clone(), self.relationships.clone()
         p_gradient = torch.empty_like(p)
-        copies = as_matrix(self.copies, like=core)
+        copies = network.matrix(self.copies)
         core_sgd = MomentumSGD(core, self.experiment.learning_rate(round))
         p_sgd = MomentumSGD(p, settings.relationship_lr * self.experiment.decay(round))
         pull = settings.mu * settings.proximal_weight(round, self.experiment.rounds)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            self._mix(core, p, copies, out=network.vector)
+            # The own row of the copies counts for nothing: the core, which changes, stands in for it.
+            torch.mv(copies.t(), p * self.others, out=network.vector)
+            network.vector.addcmul_(core, p[i])
             loss = gradient(network, x, y)
             torch.mv(copies, network.gradient, out=p_gradient)
             p_gradient[i] = torch.dot(core, network.gradient)
@@ -134,15 +140,12 @@ class AppleClient(Client):
         self.core, self.relationships = core, p
         return loss
 
-    def _mix(self, core: Tensor, p: Tensor, copies: Tensor, out: Tensor) -> None:
-        """Compute w^p; the own row of the copies counts for nothing, the live core stands in for it."""
-        torch.mv(copies.t(), p * self.others, out=out)
-        out.addcmul_(core, p[self.index])
-
     def personalised(self) -> Tensor:
-        """Return w^p."""
-        mixed = torch.empty_like(self.core)
-        self._mix(self.core, self.relationships, as_matrix(self.copies, like=self.core), out=mixed)
+        """Return w^p, made core by core: for one mixture it is not worth laying the copies side by side."""
+        mixed = self.core * self.relationships[self.index]
+        for copy, p in zip(self.copies, self.relationships, strict=True):
+            if copy is not None:
+                mixed.addcmul_(copy, p)
         return mixed
 
     def upload(self) -> Tensor:
@@ -173,7 +176,7 @@ class AppleServer(Server):
         self.cores = self._stored(new)
 
     def _stored(self, cores: list[Tensor]) -> list[Tensor]:
-        """Keep cores that everyone downloads as the rows of one matrix, which `as_matrix` hands on uncopied.
+        """Keep cores that everyone downloads as the rows of one matrix, which `Network.matrix` hands on uncopied.
 
         Under a budget clients keep copies of different ages. Then each core stands alone, because a row that
         somebody still holds would keep its whole matrix alive.

@@ -13,7 +13,7 @@ where s_ij is the cosine of w_i and w_j. The client starts at u_i and minimises 
 In the first round all start from one initial model. The paper leaves ξ_ii, σ, λ and α_k to tuning.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -25,7 +25,7 @@ from orchard.experiment import Experiment, MethodSettings
 from orchard.methods.limits import refuse_divergence
 from orchard.training import Site, descend
 
-BLOCK = 1 << 16
+BLOCK = 1 << 14
 """Parameters widened to float64 at a time."""
 
 
@@ -88,35 +88,38 @@ class HeurFedAMPClient(Client):
 
 
 class HeurFedAMPServer(Server):
-    """The last model of every client, and how they are weighed."""
+    """The last model of every client, and how they are weighed; in main memory, since not every device has float64."""
 
     keeps = ("models", "weights")
 
     def __init__(self, settings: HeurFedAMP, federation: Federation) -> None:
         self.sigma = settings.sigma
         self.self_weight = 1 / federation.clients if settings.self_weight is None else settings.self_weight
-        self.models = [federation.initial_model()] * federation.clients
+        self.like = federation.initial_model()
+        self.models = [self.like.cpu()] * federation.clients
         self.weights = torch.eye(federation.clients, dtype=torch.float64)
 
     def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
         """Return the mixture for a client."""
-        mixture = torch.zeros(self.models[client].shape, dtype=torch.float64)
-        for weight, model in zip(self.weights[client].tolist(), self.models, strict=True):
-            if weight:
-                mixture.add_(model.cpu(), alpha=weight)
-        return {client: mixture.to(self.models[client])}
+        mixture = torch.cat([self.weights[client] @ block for block in widened(self.models)])
+        return {client: mixture.to(self.like)}
 
     def collect(self, uploads: Mapping[int, Upload]) -> None:
         """Keep the models that came and weigh all of them anew."""
-        self.models = [uploads[j].vector if j in uploads else model for j, model in enumerate(self.models)]
+        self.models = [uploads[j].vector.cpu() if j in uploads else model for j, model in enumerate(self.models)]
         self.weights = mixture_weights(cosines(self.models), self.sigma, self.self_weight)
+
+
+def widened(models: list[Tensor]) -> Iterator[Tensor]:
+    """Yield all models side by side in float64, piece by piece, so that a piece stays in the processor's cache."""
+    for pieces in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
+        yield torch.stack(pieces).double()
 
 
 def cosines(models: list[Tensor]) -> Tensor:
     """Return the cosine of every pair of models, in float64."""
     products = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for pieces in zip(*(torch.split(model.cpu(), BLOCK) for model in models), strict=True):
-        block = torch.stack(pieces).double()
+    for block in widened(models):
         products += block @ block.T
     lengths = products.diagonal().sqrt()
     return products / (lengths[:, None] * lengths)

@@ -1,0 +1,94 @@
+"""What a round costs beside its training steps: evaluation, figures, exchange, checkpoints, and a method's own work.
+
+Real runs of 12 clients of the practical split's sizes, the paper's CNN, batch 256, 5 epochs, one worker. They have a
+fifth of MNIST's samples, which makes all that does not grow with the data count five times as much. Everything is
+timed inside the run, so that each share is of the same rounds. The first round, which has no models of others to
+evaluate yet, and the last exchange, which has no training, are left out.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from federations import CLIENTS, practical_sizes, random_images
+from measuring import Clock, Figure
+from orchard import training
+from orchard.data import ClientArrays
+from orchard.engines import turn
+from orchard.experiment import Experiment
+from orchard.folder import RunFolder
+from orchard.methods import apple
+from orchard.methods.fedfomo import FedFomoClient, FedFomoServer
+from orchard.methods.heurfedamp import HeurFedAMPClient, HeurFedAMPServer
+from orchard.rounds import Exchange
+from orchard.runs import run
+
+SAMPLES, ROUNDS = 12_000, 3
+
+Shares = dict[str, tuple[float, ...]]
+
+OWN_WORK = {
+    "fedfomo": [(FedFomoClient, "receive"), (FedFomoServer, "reply"), (FedFomoServer, "collect")],
+    "heurfedamp": [(HeurFedAMPClient, "receive"), (HeurFedAMPServer, "reply"), (HeurFedAMPServer, "collect")],
+}
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def shares(method: str, arrays: list[ClientArrays]) -> Shares:
+    """Run a method; return what each kind of work took of every round, and the whole round."""
+    clocks = {kind: Clock() for kind in ("steps", "evaluation", "measures", "saving", "own")}
+    train = training.train
+
+    def timed_train(site: Any, round: int, step: Any, epochs: int | None = None) -> float:
+        return train(site, round, clocks["steps"].timed(step), epochs)
+
+    marks: list[dict[str, float]] = []
+
+    def mark(exchange: Exchange) -> None:
+        marks.append({kind: clock.spent for kind, clock in clocks.items()} | {"round": time.perf_counter()})
+
+    timed: list[tuple[object, str, str]] = [(turn, "evaluate", "evaluation"), (training, "measure", "measures")]
+    timed += [(RunFolder, name, "saving") for name in ("append", "write_checkpoint")]
+    timed += [(owner, name, "own") for owner, name in OWN_WORK.get(method, [])]
+    with ExitStack() as stack:
+        for module in (training, apple):
+            stack.enter_context(replaced(module, "train", timed_train))
+        for owner, name, kind in timed:
+            stack.enter_context(replaced(owner, name, clocks[kind].timed(getattr(owner, name))))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        settings = {"dataset": "arrays", "clients": CLIENTS, "rounds": ROUNDS, "workers": 1, "out": folder / "run"}
+        run(Experiment.model_validate({**settings, "method": method}), arrays, progress=mark)
+    rounds = [{kind: after[kind] - before[kind] for kind in after} for before, after in pairwise(marks)][:-1]
+    return {kind: tuple(spent[kind] for spent in rounds) for kind in rounds[0]}
+
+
+def measure() -> list[Figure]:
+    arrays = random_images(practical_sizes(SAMPLES))
+
+    def part(spent: Shares, kind: str, of: str = "round") -> tuple[float, ...]:
+        return tuple(a / b for a, b in zip(spent[kind], spent[of], strict=True))
+
+    spent = shares("apple", arrays)
+    figures = [
+        Figure("whole round / its training steps", part(spent, "round", "steps"), at_most=1.08),
+        Figure("evaluation, share of a round", part(spent, "evaluation"), at_most=0.1),
+        Figure("of it balanced accuracy and AUROC, share of a round", part(spent, "measures")),
+        Figure("saving, share of a round", part(spent, "saving"), about="metrics, models and checkpoints"),
+    ]
+    for method in OWN_WORK:
+        own = part(shares(method, arrays), "own")
+        figures.append(Figure(f"{method}'s own work, share of a round", own, at_most=0.05))
+    return figures

@@ -1,0 +1,84 @@
+"""A step of APPLE against a plain PyTorch step, against N branches, and as the federation and the network grow.
+
+CPU time on one thread, on batches of 256 images of MNIST's shape. The plain step is written the ordinary way:
+contiguous tensors, ReLU before pooling, `torch.optim.SGD`. The APPLE step is the one that `orchard run` takes,
+on a thread as there.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from measuring import Figure, interleaved, ratios
+from networks import PlainCNN, ResNet18, branched_cnn
+from orchard.contract import Federation, Reply
+from orchard.data import ClientData, Samples
+from orchard.experiment import Experiment
+from orchard.methods.apple import Apple
+from orchard.training import Site
+
+BATCH, MANY = 256, 96
+
+Steps = Callable[[], None]
+
+
+def random_batches(number: int) -> Samples:
+    return Samples(torch.randn(number * BATCH, 1, 28, 28), torch.randint(10, (number * BATCH,)))
+
+
+def plain(model: nn.Module, data: Samples, trained: Iterable[Tensor] | None = None) -> Steps:
+    optimiser = torch.optim.SGD(model.parameters() if trained is None else trained, lr=0.01, momentum=0.9)
+
+    def steps() -> None:
+        for x, y in zip(torch.split(data.x, BATCH), torch.split(data.y, BATCH), strict=True):
+            optimiser.zero_grad()
+            torch.autograd.backward(functional.cross_entropy(model(x), y))
+            optimiser.step()
+
+    return steps
+
+
+def branches(clients: int, data: Samples) -> Steps:
+    p = torch.full((clients,), 1 / clients, requires_grad=True)
+    model, own = branched_cnn(p)
+    return plain(model, data, [*own, p])
+
+
+def apple(clients: int, data: Samples, model: str | Callable[[], nn.Module] = "cnn") -> Steps:
+    settings = Apple()
+    experiment = Experiment(clients=clients, epochs=1, batch_size=BATCH, method=settings, model=model)
+    federation = Federation(experiment, (len(data.y),) * clients, (1, 28, 28), 10)
+    client, server = settings.client(0, federation), settings.server(federation)
+    site = Site(0, experiment, ClientData("client 0", data, data, data), federation.network())
+    client.receive(site, Reply(0, server.reply(0, client.wants(0))))
+
+    def steps() -> None:
+        client.train(site, 0)
+
+    return steps
+
+
+def measure() -> list[Figure]:
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as worker:
+        return worker.submit(_measured).result()
+
+
+def _measured() -> list[Figure]:
+    data, one = random_batches(5), random_batches(1)
+    times = interleaved(
+        {"plain": plain(PlainCNN(), data), "apple": apple(12, data), "many": apple(MANY, data)}, 11, time.thread_time
+    )
+    against = interleaved({"branches": branches(12, one), "apple": apple(12, one)}, 7, time.thread_time)
+    large = interleaved({"plain": plain(ResNet18(), one), "apple": apple(12, one, ResNet18)}, 5, time.thread_time)
+    milliseconds = {name: 1000 * sorted(values)[len(values) // 2] / 5 for name, values in times.items()}
+    both = f"{milliseconds['apple']:.0f} ms against {milliseconds['plain']:.0f} ms"
+    return [
+        Figure("APPLE step / plain step, N = 12", ratios(times, "apple", "plain"), at_most=0.75, about=both),
+        Figure("N branches / APPLE step, N = 12", ratios(against, "branches", "apple"), at_least=9),
+        Figure(f"APPLE step, N = {MANY} / N = 12", ratios(times, "many", "apple"), at_most=1.5),
+        Figure("APPLE step / plain step, ResNet-18, N = 12", ratios(large, "apple", "plain"), at_most=1.15),
+    ]
