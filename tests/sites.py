@@ -47,7 +47,7 @@ class Consortium:
         self.restart_sites()
 
     def restart_sites(self) -> None:
-        self.workers = {site: SiteWorker(site, settings) for site, settings in self.settings.items()}
+        self.workers = {site: SiteWorker(site, lambda site=site: self.settings[site]) for site in SITES}  # type: ignore[misc]
 
     def carry(self, requests: Mapping[str, Message]) -> dict[str, Message | str]:
         return {

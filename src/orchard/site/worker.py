@@ -5,6 +5,7 @@ site's own log has the rest.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ class Started:
 class SiteWorker:
     """One site in one run."""
 
-    def __init__(self, name: str, settings: SiteSettings) -> None:
+    def __init__(self, name: str, settings: Callable[[], SiteSettings]) -> None:
         self.name, self.settings = name, settings
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
@@ -92,7 +93,7 @@ class SiteWorker:
 
     def _enrol(self, message: Message) -> Message:
         plan = Plan.from_json(str(message.get("plan")))
-        self.enrolled, self.started = enrolled(plan, self.name, self.settings), None
+        self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
         torch.set_num_threads(plan.experiment.threads)
         held = self.enrolled.data
         counts = {part: rows[0] for part, rows in held.class_counts().items()}
