@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import tomli_w
 
+from orchard.consortium import Consortium
 from orchard.data import ClientArrays, federated_data
-from orchard.deploy.consortium import Consortium
 from orchard.deploy.provision import make_kits
 from orchard.experiment import load_experiment
 

@@ -18,6 +18,7 @@ ROOMS = [
     "training",
     "contract",
     "plan",
+    "consortium",
     "methods",
     "engines",
     "rounds",

@@ -25,8 +25,8 @@ def init(
     out: Annotated[Path, typer.Option("-o", "--output", help="Where the kits go.")] = Path("kits"),
 ) -> None:
     """Make everybody's startup kit: keys, certificates, and settings that allow what Orchard needs and no more."""
+    from orchard.consortium import load_consortium
     from orchard.deploy.connection import need_flare
-    from orchard.deploy.consortium import load_consortium
     from orchard.deploy.provision import make_kits
 
     need_flare()
@@ -52,7 +52,7 @@ def run(
     """Run an experiment on the sites and follow it; Ctrl-C leaves it running."""
     import secrets
 
-    from orchard.deploy.consortium import FILE, load_consortium
+    from orchard.consortium import FILE, load_consortium
     from orchard.deploy.supervision import begin
     from orchard.plan import make_plan
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from orchard.deploy.consortium import FILE, load_consortium
+from orchard.consortium import FILE, load_consortium
 from orchard.deploy.job import RESULTS, TOPIC, write_job
 from orchard.errors import Refusal, RunFailed
 from orchard.plan import Plan

@@ -13,8 +13,8 @@ from typing import Any
 
 import tomli_w
 
-from orchard.deploy.consortium import FILE as CONSORTIUM
-from orchard.deploy.consortium import Consortium
+from orchard.consortium import FILE as CONSORTIUM
+from orchard.consortium import Consortium
 from orchard.errors import Refusal
 from orchard.site.settings import FILE as SITE
 
@@ -77,12 +77,16 @@ def make_kits(consortium: Consortium, out: Path) -> Kits:
         shutil.rmtree(made)
         for secret in [*authority.rglob("*.json"), *authority.rglob("*.key")]:
             secret.chmod(PRIVATE)
-        # The coordinator's list of sites is the one that is asked; it follows the file.
-        (out / consortium.coordinator / CONSORTIUM).write_text(tomli_w.dumps(consortium.model_dump()), "utf-8")
+        # The coordinator's list of sites is the one that is asked, so it follows the file.
+        _write_consortium(out / consortium.coordinator, consortium)
     except OSError as error:
         raise Refusal(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
     kept = [out / name for name in names if name not in missing]
     return Kits([out / name for name in missing], kept, authority, expires)
+
+
+def _write_consortium(kit: Path, consortium: Consortium) -> None:
+    (kit / CONSORTIUM).write_text(tomli_w.dumps(consortium.model_dump()), "utf-8")
 
 
 def _provisioned(consortium: Consortium, authority: Path) -> Path:
@@ -166,6 +170,7 @@ def _narrow(kit: Path, name: str, consortium: Consortium) -> None:
         resources["allow_log_streaming"] = False
         resources["components"] = [c for c in resources["components"] if c["id"] != "site_log_streamer"]
         (kit / SITE).write_text(SITE_TEMPLATE, "utf-8")
+        _write_consortium(kit, consortium)
     _write_json(kit / "local" / "resources.json", resources)
 
 

@@ -95,9 +95,7 @@ class SiteWorker:
         plan = Plan.from_json(str(message.get("plan")))
         self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
         torch.set_num_threads(plan.experiment.threads)
-        held = self.enrolled.data
-        counts = {part: rows[0] for part, rows in held.class_counts().items()}
-        return pack_enrolment(Enrolment(sum(counts["train"]), held.shape, len(held.classes)), counts)
+        return enrolment_of(self.enrolled)
 
     def _start(self, message: Message) -> Message:
         if self.enrolled is None:
@@ -150,7 +148,8 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     experiment = plan.experiment.model_copy(update={"device": settings.device})
     index = plan.sites.index(name)
     data = site_data(settings.data, name, index, tuple(plan.agreement.classes), experiment)
-    about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint()}
+    counts = {part: rows[0] for part, rows in data.class_counts().items()}
+    about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "counts": counts}
     record = SiteRecord(settings.records / plan.run, about)
     before = record.newest()
     if before is not None and before["about"]["data"] != about["data"]:
@@ -158,6 +157,12 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     if before is not None and not _same_run(Plan.from_json(before["about"]["plan"]), plan):
         raise Refused("plan changed")
     return Enrolled(plan, experiment, index, data, record)
+
+
+def enrolment_of(known: Enrolled) -> Message:
+    """Say what this site brings."""
+    held, counts = known.data, known.record.about["counts"]
+    return pack_enrolment(Enrolment(sum(counts["train"]), held.shape, len(held.classes)), counts)
 
 
 def _same_run(one: Plan, other: Plan) -> bool:
@@ -177,6 +182,7 @@ def started(known: Enrolled, samples: object, shape: object) -> Started:
     ):
         raise Refused("not this federation")
     federation = Federation(known.experiment, tuple(samples), known.data.shape, len(known.data.classes))
+    known.record.about |= {"samples": list(samples), "shape": list(known.data.shape)}
     client = known.experiment.method.client(known.index, federation)
     network = federation.network()
     held = _moved(known.data.clients[0], network.vector)
