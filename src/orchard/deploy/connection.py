@@ -76,10 +76,17 @@ class Connection:
         """Return a job's status as FLARE has it."""
         return str(self._call(lambda session: session.get_job_meta(job)).get("status"))
 
+    def is_over(self, job: str, status: str) -> bool:
+        """Tell whether a job has ended; a server that was started anew has forgotten those that ran."""
+        if status.startswith(FINISHED):
+            return True
+        running = self._call(lambda session: session.get_system_info().job_info)
+        return status == "RUNNING" and job not in [entry.job_id for entry in running]
+
     def unfinished(self, run: str) -> list[str]:
         """Return the jobs of a run that have not ended."""
         jobs = self._call(lambda session: session.list_jobs(name_prefix=run)) or []
-        return [job["job_id"] for job in jobs if not str(job.get("status")).startswith(FINISHED)]
+        return [job["job_id"] for job in jobs if not self.is_over(job["job_id"], str(job.get("status")))]
 
     def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Ask a running job how far it is; None where it does not answer, as at its beginning and at its end."""

@@ -28,6 +28,8 @@ LOOK_AT_SITES = 5.0
 """Seconds between looks at which sites are there."""
 SETTLING = 30.0
 """Seconds that a job may take to come up at all of its sites."""
+FORGOTTEN = 3
+"""Looks in a row at which the server does not know of a job that ran, after which it is over."""
 TRIES = 5
 """Jobs in a row that bring no round further, after which the run is given up."""
 
@@ -48,8 +50,10 @@ class Supervisor:
             before = self.done
             if job is None:
                 job = self._submitted()
-            self._watch(job)
-            error = self.server.fetch(job, self.folder.path)
+            status = self._watch(job)
+            error = "the server was started anew"
+            if status.startswith(FINISHED):
+                error = self.server.fetch(job, self.folder.path)
             self.done = len(self.folder.rounds())
             if self.folder.read("summary.json").get("state") == "finished":
                 return self.folder.result()
@@ -97,12 +101,17 @@ class Supervisor:
                 raise Stopped(f"stopped; go on with: {attach_command(self.folder.path)}")
             time.sleep(POLL)
 
-    def _watch(self, job: str) -> None:
-        """Follow a job until it has ended; end it where a site has been lost or an absent one is back."""
+    def _watch(self, job: str) -> str:
+        """Follow a job until it is over; end it where a site has been lost or an absent one is back."""
         began = looked = time.monotonic()
         missed: dict[str, int] = {}
         asked: dict[str, Any] = {}
-        while not self.server.status(job).startswith(FINISHED):
+        over = 0
+        while True:
+            status = self.server.status(job)
+            over = over + 1 if self.server.is_over(job, status) else 0
+            if status.startswith(FINISHED) or over >= FORGOTTEN:
+                return status
             if self._stopping():
                 asked = {"stop": True}
             self._mirror(self.server.progress(job, {**asked, "since": self.done}))
