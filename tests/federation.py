@@ -40,14 +40,13 @@ def digits(sites: int) -> list[ClientArrays]:
 class Federation:
     """Processes that this one started, and ends by their numbers."""
 
-    def __init__(self, home: Path, sites: Sequence[str], arrays: Sequence[ClientArrays]) -> None:
+    def __init__(self, home: Path, sites: Sequence[str], arrays: Sequence[ClientArrays], **consortium: object) -> None:
         self.home, self.sites = home, list(sites)
         self.kits = home / "kits"
         port = _free_port()
         storage = str(home / "storage")
-        self.consortium = Consortium(
-            name="lungs", server="localhost", port=port, coordinator=COORDINATOR, sites=self.sites, storage=storage
-        )
+        parties = {"server": "localhost", "port": port, "coordinator": COORDINATOR, "sites": self.sites}
+        self.consortium = Consortium.model_validate({"name": "lungs", **parties, "storage": storage, **consortium})
         make_kits(self.consortium, self.kits)
         for site, given in zip(sites, arrays, strict=True):
             (home / site).mkdir()
@@ -84,10 +83,13 @@ class Federation:
 
     # --- Processes ---
 
-    def start(self, *names: str) -> None:
-        """Start parties as their start script does, once."""
+    def start(self, *names: str, **tampered: str) -> None:
+        """Start parties as their start script does, once; some with code of their own, see `tampered/`."""
         folder = Path(sys.executable).parent
         environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        if tampered:
+            path = [str(Path(__file__).parent / "tampered"), os.environ.get("PYTHONPATH", "")]
+            environment |= {**tampered, "PYTHONPATH": ":".join(path)}
         for name in names:
             with (self.home / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
@@ -98,8 +100,9 @@ class Federation:
                     start_new_session=True,
                 )
 
-    def start_all(self) -> None:
-        self.start("localhost")
+    def start_all(self, **tampered: str) -> None:
+        """Start the server, then the sites."""
+        self.start("localhost", **tampered)
         self.wait(lambda: "Server started" in self.log("localhost"), "the server to start")
         self.start(*self.sites)
 

@@ -25,6 +25,9 @@ class Consortium(Settings):
     coordinator: str = Field(pattern=f"^{ADMIN}$", description="an address, which is the coordinator's name")
     sites: list[str] = Field(min_length=1)
     storage: str = Field(default="/var/lib/orchard", description="the server's folder for jobs and runs")
+    message_mb: int = Field(
+        default=1024, ge=1, description="no message may be larger; one holds a model, or all others'"
+    )
     days: int = Field(default=360, ge=1, description="how long the authority's certificate is valid")
 
     @model_validator(mode="after")

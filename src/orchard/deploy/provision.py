@@ -165,6 +165,7 @@ def _narrow(kit: Path, name: str, consortium: Consortium) -> None:
     resources |= {"class_list_enforcement_mode": "enforce", "class_allow_list": [CONTROLLER if server else EXECUTOR]}
     if server:
         _server_resources(resources, f"{consortium.storage}/{consortium.name}")
+        _end_soon(kit / "startup" / "sub_start.sh")
         (kit / SERVER).write_text(tomli_w.dumps({"storage": f"{consortium.storage}/{consortium.name}"}), "utf-8")
     else:
         resources["allow_log_streaming"] = False
@@ -172,6 +173,7 @@ def _narrow(kit: Path, name: str, consortium: Consortium) -> None:
         (kit / SITE).write_text(SITE_TEMPLATE, "utf-8")
         _write_consortium(kit, consortium)
     _write_json(kit / "local" / "resources.json", resources)
+    _write_json(kit / "local" / "comm_config.json", {"streaming_max_blob_size": consortium.message_mb * 2**20})
 
 
 def _server_resources(resources: dict[str, Any], storage: str) -> None:
@@ -184,6 +186,13 @@ def _server_resources(resources: dict[str, Any], storage: str) -> None:
             component["args"]["uri_root"] = f"{storage}/jobs"
         if component["id"] == "job_scheduler":
             component["args"]["max_jobs"] = 1
+
+
+def _end_soon(script: Path) -> None:
+    """Let the server wait for a site's last word as long as for a sign of life, not for a quarter of an hour."""
+    text = script.read_text("utf-8")
+    wait = f"export NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT={HEARTBEATS // 2}\n\n"
+    script.write_text(text.replace("start_python() {", f"{wait}start_python() {{", 1), "utf-8")
 
 
 def _write_json(file: Path, content: object) -> None:
