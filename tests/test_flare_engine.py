@@ -11,8 +11,9 @@ import torch
 import orchard
 from helpers import method, small_arrays, small_experiment
 from orchard.engines.flare.messages import Message
-from orchard.errors import RunFailed
+from orchard.errors import Refusal, RunFailed
 from orchard.folder import RunFolder
+from orchard.plan import Plan
 from orchard.results import Result
 from orchard.site.worker import SiteWorker
 from sites import SITES, Consortium, small_plan
@@ -229,6 +230,21 @@ def test_a_site_imports_no_network_that_it_does_not_allow(tmp_path: Path) -> Non
     consortium = Consortium(tmp_path)
     with pytest.raises(RunFailed, match=r"north .model not allowed here."):
         consortium.run(small_plan(model="antigravity:fly"))
+
+
+def test_a_site_follows_the_plan_that_was_signed_and_no_other(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    signed = small_plan().to_json()
+    consortium.workers["north"].signed = signed
+    with pytest.raises(RunFailed, match=r"north .not the signed plan."):
+        consortium.run(small_plan(epochs=1000))
+    assert len(consortium.run(small_plan()).rounds) == 3
+
+
+def test_a_plan_names_no_path(tmp_path: Path) -> None:
+    text = small_plan().to_json().replace('"arrays"', json.dumps(str(tmp_path)))
+    with pytest.raises(Refusal, match="a name for people, not a path"):
+        Plan.from_json(text)
 
 
 def test_a_site_goes_on_with_the_data_it_began_with_and_no_other(tmp_path: Path) -> None:

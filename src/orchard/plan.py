@@ -4,6 +4,7 @@ What belongs to a site alone is not in it: where its data are, its device, what 
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,8 @@ RUN = r"[a-z0-9][a-z0-9-]{0,63}"
 """A run's name becomes a folder's name at every party, so it must not be a path."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,62}"
 LABEL = r"[\w][\w .-]{0,59}"
+FILE = "plan.json"
+"""The file of a job, and of a coordinator's run folder, with what is planned."""
 TABLE = "deploy"
 """The table of an experiment's file with what is agreed upon beside the experiment."""
 
@@ -45,14 +48,22 @@ class Plan(Settings):
     experiment: Experiment
     agreement: Agreement
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_a_path(cls, values: Any) -> Any:
+        """Before anything is looked up on the disk: a plan may come from afar."""
+        experiment = values.get("experiment") if isinstance(values, Mapping) else None
+        dataset = experiment.get("dataset") if isinstance(experiment, Mapping) else None
+        if dataset is not None and not (isinstance(dataset, str) and re.fullmatch(LABEL, dataset)):
+            raise ValueError(f"experiment.dataset = {dataset!r}: here it is a name for people, not a path")
+        return values
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         experiment, minimum = self.experiment, self.agreement.min_sites
         for site in self.sites:
             if not re.fullmatch(NAME, site):
                 raise ValueError(f"sites: {site!r}: letters, digits and hyphens make a name")
-        if not re.fullmatch(LABEL, experiment.dataset):
-            raise ValueError(f"experiment.dataset = {experiment.dataset!r}: here it is a name for people, not a path")
         if experiment.clients != len(self.sites) or experiment.partition.name != "given":
             raise ValueError("experiment: clients are the sites, and their data are given")
         if not isinstance(experiment.model, str):

@@ -35,11 +35,10 @@ def init(
         typer.echo(f"made: {kit}")
     for kit in kits.kept:
         typer.echo(f"was there and is left as it is: {kit}")
-    typer.echo(
-        f"\nKeep {kits.authority} on a machine of its own, away from networks: its key lets anybody in who is given a "
-        f"kit made with it.\nAll certificates end with the authority's, on {kits.expires:%Y-%m-%d}; a kit holds a "
-        "private key, so hand each to its party by a way that you trust, and keep no copy."
-    )
+    typer.echo(f"""
+Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it.
+The first certificate expires on {kits.expires:%Y-%m-%d}.
+A kit holds a private key: hand each to its party by a way that you trust, and keep no copy.""")
 
 
 @deploy_app.command("run")

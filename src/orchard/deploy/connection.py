@@ -119,12 +119,19 @@ class Connection:
 
     def _call(self, command: Callable[[Any], T]) -> T:
         """Give a command; where the connection is lost, connect and give it again."""
-        from nvflare.fuel.flare_api.api_spec import NoConnection, SessionClosed
+        from nvflare.fuel.flare_api.api_spec import (
+            AuthenticationError,
+            AuthorizationError,
+            NoConnection,
+            SessionClosed,
+        )
 
         deadline = time.monotonic() + self.patience
         while True:
             try:
                 return command(self._connected())
+            except (AuthenticationError, AuthorizationError) as error:
+                raise Refusal(f"{self.kit}: the server refuses this: {error}") from None
             except (NoConnection, SessionClosed, OSError, RuntimeError) as error:
                 self._close()
                 if time.monotonic() > deadline:
@@ -133,15 +140,11 @@ class Connection:
                 time.sleep(PAUSE)
 
     def _connected(self) -> Any:
-        from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         if self._session is None:
-            try:
-                with redirect_stdout(io.StringIO()):
-                    self._session = new_secure_session(self.consortium.coordinator, str(self.kit.resolve()))
-            except (AuthenticationError, AuthorizationError) as error:
-                raise Refusal(f"{self.kit}: the server refuses this kit: {error}") from None
+            with redirect_stdout(io.StringIO()):
+                self._session = new_secure_session(self.consortium.coordinator, str(self.kit.resolve()))
         return self._session
 
     def _close(self) -> None:

@@ -18,10 +18,11 @@ from nvflare.apis.shareable import ReturnCode, Shareable
 from nvflare.apis.signal import Signal
 
 from orchard.deploy.coordinator import coordinate, defined
-from orchard.deploy.job import PLAN, PRESENT, RESULTS, TASK, TOPIC
+from orchard.deploy.job import PRESENT, RESULTS, TASK, TOPIC
 from orchard.engines.flare.engine import FlareEngine
 from orchard.engines.flare.messages import Message
 from orchard.errors import RunFailed
+from orchard.plan import FILE as PLAN
 from orchard.plan import Plan
 from orchard.results import Result
 from orchard.site.executor import MESSAGE

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchard.deploy.provision import CONTROLLER, EXECUTOR
+from orchard.plan import FILE as PLAN
 from orchard.plan import Plan
 
 TASK = "orchard"
 TOPIC = "orchard"
-PLAN = "plan.json"
 PRESENT = "present.json"
 RESULTS = "orchard"
 POLL = 0.1

@@ -73,7 +73,7 @@ def make_kits(consortium: Consortium, out: Path) -> Kits:
             shutil.copytree(made / name, out / name)
             (out / name).chmod(0o700)
             _narrow(out / name, name, consortium)
-        expires = _expiry(made / consortium.server / "startup" / "rootCA.pem")
+        expires = min(map(_expiry, [*made.rglob("*.crt"), *made.rglob("rootCA.pem")]))
         shutil.rmtree(made)
         for secret in [*authority.rglob("*.json"), *authority.rglob("*.key")]:
             secret.chmod(PRIVATE)

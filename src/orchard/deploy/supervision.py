@@ -15,13 +15,13 @@ from orchard.checkpoints import write_durably
 from orchard.deploy.connection import FINISHED, Connection, Seen
 from orchard.errors import Refusal, RunFailed, Stopped
 from orchard.folder import RunFolder
+from orchard.plan import FILE as PLAN
 from orchard.plan import Plan
 from orchard.results import Result
 
 Say = Callable[[str], None]
 
 STATE = "deploy.json"
-PLAN = "plan.json"
 STOP = "stop"
 POLL = 1.0
 LOOK_AT_SITES = 5.0

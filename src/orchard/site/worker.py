@@ -66,10 +66,13 @@ class Started:
 
 
 class SiteWorker:
-    """One site in one run."""
+    """One site in one run.
 
-    def __init__(self, name: str, settings: Callable[[], SiteSettings]) -> None:
-        self.name, self.settings = name, settings
+    `signed` is the plan as the coordinator has signed it: a server that names another one is not followed.
+    """
+
+    def __init__(self, name: str, settings: Callable[[], SiteSettings], signed: str | None = None) -> None:
+        self.name, self.settings, self.signed = name, settings, signed
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
 
@@ -92,6 +95,8 @@ class SiteWorker:
     # --- Messages ---
 
     def _enrol(self, message: Message) -> Message:
+        if self.signed is not None and message.get("plan") != self.signed:
+            raise Refused("not the signed plan")
         plan = Plan.from_json(str(message.get("plan")))
         self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
         torch.set_num_threads(plan.experiment.threads)
