@@ -24,7 +24,7 @@ from orchard.folder import RunFolder
 from orchard.plan import Agreement, Plan
 from orchard.site.record import SiteRecord
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # of libraries that FLARE uses
 
 
 @pytest.fixture(scope="module")
