@@ -119,6 +119,7 @@ class Connection:
 
     def _call(self, command: Callable[[Any], T]) -> T:
         """Give a command; where the connection is lost, connect and give it again."""
+        from nvflare.apis.fl_exception import FLCommunicationError
         from nvflare.fuel.flare_api.api_spec import (
             AuthenticationError,
             AuthorizationError,
@@ -132,7 +133,7 @@ class Connection:
                 return command(self._connected())
             except (AuthenticationError, AuthorizationError) as error:
                 raise Refusal(f"{self.kit}: the server refuses this: {error}") from None
-            except (NoConnection, SessionClosed, OSError, RuntimeError) as error:
+            except (NoConnection, SessionClosed, FLCommunicationError, OSError, RuntimeError) as error:
                 self._close()
                 if time.monotonic() > deadline:
                     server = f"{self.consortium.server}:{self.consortium.port}"
