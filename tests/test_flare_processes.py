@@ -74,6 +74,27 @@ def test_ten_deaths_change_nothing(tmp_path: Path) -> None:
         check_same(federation, together)
 
 
+@pytest.mark.slow
+def test_a_site_that_is_away_is_missed_and_takes_part_again(tmp_path: Path) -> None:
+    with Federation(tmp_path, ["north", "south", "east"], digits(3)) as federation:
+        federation.start_all()
+        run = federation.run(rounds=60, deploy={"patience_seconds": 5, "min_sites": 2})
+        federation.wait(lambda: federation.rounds("east") >= 2, "the second round")
+        federation.kill("east")
+        federation.wait(lambda: federation.rounds("north") >= federation.rounds("east") + 4, "three rounds without it")
+        missed = federation.rounds("east")
+        federation.start("east")
+        federation.wait(lambda: federation.rounds("east") > missed, "its return")
+        ended(federation.command("stop", str(tmp_path / "run")))
+        run.wait(60)
+        ended(federation.command("attach", str(tmp_path / "run"), "--quiet"), 200)
+        result = RunFolder(tmp_path / "run").result()
+        away = [r for r, entry in enumerate(result.rounds) if entry.trained[2] is None]
+        assert len(away) >= 3
+        assert all(result.rounds[r].failures == {2: f"east, round {r}: absent"} for r in away)
+        assert result.rounds[-1].trained[2] is not None
+
+
 def test_a_site_dies_and_the_run_goes_on_to_the_same_result(tmp_path: Path) -> None:
     arrays = digits(2)
     together = simulated(arrays)

@@ -31,8 +31,6 @@ class Seen:
     """What the server sees of a site."""
 
     site: str
-    heard: float
-    """When it was last heard of."""
     jobs: tuple[str, ...]
 
 
@@ -56,14 +54,13 @@ class Connection:
     # --- Commands ---
 
     def sites(self) -> dict[str, Seen]:
-        """Return the sites that are connected, and the jobs that each is at work on."""
-        found = self._call(lambda session: session.get_system_info().client_info)
-        at_work: dict[str, tuple[str, ...]] = {}
-        if found:
-            for entry in self._call(lambda session: session.get_client_job_status()) or []:
-                jobs = entry.get("status") if isinstance(entry, dict) else None
-                at_work[entry["client_name"]] = tuple(job["job_id"] for job in jobs) if isinstance(jobs, list) else ()
-        return {c.name: Seen(c.name, c.last_connect_time, at_work.get(c.name, ())) for c in found}
+        """Return the sites that answer, and the jobs that each is at work on."""
+        registered = self._call(lambda session: session.get_system_info().client_info)
+        jobs: dict[str, list[str]] = {}
+        for row in (self._call(lambda session: session.get_client_job_status()) or []) if registered else []:
+            if row["status"] not in ("no_reply", "error"):
+                jobs.setdefault(row["client_name"], []).extend([row["job_id"]] if "job_id" in row else [])
+        return {site: Seen(site, tuple(at_work)) for site, at_work in jobs.items()}
 
     def submit(self, plan: Plan, present: Sequence[str]) -> str:
         """Submit a job for the sites that are there; return its number."""

@@ -24,12 +24,10 @@ Say = Callable[[str], None]
 STATE = "deploy.json"
 STOP = "stop"
 POLL = 1.0
-LOOK_AT_SITES = 5.0
+LOOK_AT_SITES = 3.0
 """Seconds between looks at which sites are there."""
-SETTLING = 30.0
-"""Seconds that a job may take to come up at all of its sites."""
 FORGOTTEN = 3
-"""Looks in a row at which the server does not know of a job that ran, after which it is over."""
+"""Looks in a row at which a party does not know of a job that ran there, after which it is over."""
 TRIES = 5
 """Jobs in a row that bring no round further, after which the run is given up."""
 
@@ -103,10 +101,10 @@ class Supervisor:
 
     def _watch(self, job: str) -> str:
         """Follow a job until it is over; end it where a site has been lost or an absent one is back."""
-        began = looked = time.monotonic()
-        missed: dict[str, int] = {}
+        looked, over = time.monotonic(), 0
         asked: dict[str, Any] = {}
-        over = 0
+        missed: dict[str, int] = {}
+        """By site that has been at work on the job: looks in a row at which it was not."""
         while True:
             status = self.server.status(job)
             over = over + 1 if self.server.is_over(job, status) else 0
@@ -114,26 +112,29 @@ class Supervisor:
                 return status
             if self._stopping():
                 asked = {"stop": True}
-            self._mirror(self.server.progress(job, {**asked, "since": self.done}))
-            now = time.monotonic()
-            if now - began > SETTLING and now - looked > LOOK_AT_SITES:
-                looked = now
+            progress = self.server.progress(job, {**asked, "since": self.done})
+            self._mirror(progress)
+            if progress and time.monotonic() - looked > LOOK_AT_SITES:  # while it begins or ends, sites come and go
+                looked = time.monotonic()
                 there = self.server.sites()
                 lost = self._lost(job, there, missed)
                 if lost:
                     self.say(f"lost: {', '.join(lost)}")
                     self.server.abort(job)
+                    missed.clear()
                 elif self._returned(there) and not asked:
                     self.say(f"back again: {', '.join(self._returned(there))}; taking part from the next round on")
                     asked = {"stop": True}
             time.sleep(POLL)
 
     def _lost(self, job: str, there: dict[str, Seen], missed: dict[str, int]) -> list[str]:
-        """Return the sites of a job that twice in a row were not at work on it."""
-        for site in self._state().get("present", []):
-            working = site not in there or job in there[site].jobs  # a site that is away may come back by itself
-            missed[site] = 0 if working else missed.get(site, 0) + 1
-        return [site for site, times in missed.items() if times >= 2]
+        """Return the sites that were at work on a job, and answered several times in a row that they are not."""
+        for site, seen in there.items():
+            if job in seen.jobs:
+                missed[site] = 0
+            elif site in missed:
+                missed[site] += 1
+        return [site for site, times in missed.items() if times >= FORGOTTEN]
 
     def _returned(self, there: dict[str, Seen]) -> list[str]:
         return [site for site in self.plan.sites if site in there and site not in self._state().get("present", [])]
