@@ -1,6 +1,7 @@
 """What FLARE runs at the server: the coordinator's part of a run, with FLARE's tasks to carry messages."""
 
 import json
+import secrets
 import shutil
 import threading
 import time
@@ -14,7 +15,7 @@ from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, SendOrder, Task, TaskCompletionStatus
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
-from nvflare.apis.shareable import ReturnCode, Shareable
+from nvflare.apis.shareable import ReturnCode, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from orchard.deploy.coordinator import coordinate, defined
@@ -25,11 +26,13 @@ from orchard.errors import RunFailed
 from orchard.plan import FILE as PLAN
 from orchard.plan import Plan
 from orchard.results import Result
-from orchard.site.executor import MESSAGE
+from orchard.site.executor import MESSAGE, PARCELS
 
 SERVER = "local/server.toml"
 LOOK = 0.05
 """Seconds between looks at whether answers have come."""
+PARCEL = 4 * 2**20
+"""Bytes of models that make a parcel, unless one alone has more."""
 TEXTS = ("experiment.toml", "federation.json", "environment.json", "metrics.jsonl", "summary.json")
 """The files of a run folder that its coordinator may have."""
 
@@ -41,6 +44,8 @@ class RunController(Controller):  # type: ignore[misc]
         super().__init__()
         self.pausing = threading.Event()
         self.waiting: set[str] = set()
+        self.shelf: dict[str, list[list[Any]]] = {}
+        """Parcels of models to be fetched, by the ticket that only their site was sent."""
         self.seen: Result | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -53,6 +58,7 @@ class RunController(Controller):  # type: ignore[misc]
         self.folder = Path(settings["storage"]) / "runs" / self.plan.run
         self.results = Path(workspace.get_run_dir(job)) / RESULTS
         fl_ctx.get_engine().register_app_command(TOPIC, self._answer_coordinator)
+        fl_ctx.get_engine().register_aux_message_handler(PARCELS, self._hand_over)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is left to stop."""
@@ -97,6 +103,7 @@ class RunController(Controller):  # type: ignore[misc]
                     answers.setdefault(site, "deadline" if status == TaskCompletionStatus.TIMEOUT else "no answer")
                     self.waiting.discard(site)
             time.sleep(LOOK)
+        self.shelf.clear()
         return answers
 
     def _sent(self, site: str, message: Message, answers: dict[str, Message | str], fl_ctx: FLContext) -> Task:
@@ -112,10 +119,37 @@ class RunController(Controller):  # type: ignore[misc]
                 answers[site] = answer if isinstance(answer, dict) else "refused: malformed"
 
         data = Shareable()
-        data[MESSAGE] = dict(message)
+        data[MESSAGE] = self._shelved(message)
         task = Task(TASK, data, timeout=max(1, self.plan.agreement.round_seconds), result_received_cb=received)
         self.send(task, fl_ctx, targets=[site], send_order=SendOrder.ANY)
         return task
+
+    def _shelved(self, message: Message) -> dict[str, Any]:
+        """Put the models of a message on the shelf; the message then tells how many parcels there are to fetch."""
+        parcels: list[list[Any]] = []
+        size = PARCEL
+        for pair in message.get("models", []):
+            if size + len(pair[1]) > PARCEL:
+                parcels.append([])
+                size = 0
+            parcels[-1].append(pair)
+            size += len(pair[1])
+        if "models" not in message:
+            return dict(message)
+        ticket = secrets.token_hex(16)
+        self.shelf[ticket] = parcels
+        return {**message, "models": [], "parcels": len(parcels), "ticket": ticket}
+
+    def _hand_over(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Give a parcel to whoever has its ticket."""
+        wanted: Any = request.get(MESSAGE)
+        parcels = self.shelf.get(str(wanted.get("ticket")), []) if isinstance(wanted, dict) else []
+        number = wanted.get("number") if isinstance(wanted, dict) else None
+        if not isinstance(number, int) or not 0 <= number < len(parcels):
+            return make_reply(ReturnCode.BAD_REQUEST_DATA)
+        reply = make_reply(ReturnCode.OK)
+        reply[MESSAGE] = parcels[number]
+        return reply
 
     # --- The coordinator ---
 
