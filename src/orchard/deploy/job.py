@@ -14,6 +14,8 @@ PRESENT = "present.json"
 RESULTS = "orchard"
 POLL = 0.1
 """Seconds between a site's questions whether there is something to do."""
+START = 600.0
+"""Seconds that a site waits for the server's process of a job to come up."""
 
 
 def write_job(folder: Path, plan: Plan, present: Sequence[str]) -> Path:
@@ -31,6 +33,7 @@ def write_job(folder: Path, plan: Plan, present: Sequence[str]) -> Path:
     client = {
         "format_version": 2,
         "default_task_fetch_interval": POLL,
+        "max_runner_sync_timeout": START,
         "executors": [{"tasks": [TASK], "executor": {"path": EXECUTOR, "args": {}}}],
         "task_data_filters": [],
         "task_result_filters": [],
