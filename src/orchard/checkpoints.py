@@ -45,10 +45,15 @@ def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any]) -> N
             file.unlink()
 
 
-def read_newest(folder: Path) -> tuple[Any, list[str]]:
-    """Return the newest checkpoint that is whole (None if there is none), and what is wrong with newer ones."""
+def read_newest(folder: Path, at_most: int | None = None) -> tuple[Any, list[str]]:
+    """Return the newest checkpoint that is whole (None if there is none), and what is wrong with newer ones.
+
+    With `at_most`, those after more rounds than that are passed over.
+    """
     problems: list[str] = []
     for path in _newest_first(folder):
+        if at_most is not None and int(path.stem.removeprefix("rounds-")) > at_most:
+            continue
         try:
             return _read(path), problems
         except Damaged as damage:

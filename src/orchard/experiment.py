@@ -267,7 +267,7 @@ def load_experiment(
     assignments: Sequence[str] = (),
 ) -> Experiment:
     """Read an experiment from a TOML file, then apply overrides, then ``a.b=c`` assignments."""
-    values: dict[str, Any] = _read_toml(path) if path else {}
+    values: dict[str, Any] = read_toml(path) if path else {}
     for key, value in (overrides or {}).items():
         table = values.get(key)
         same = isinstance(table, Mapping) and table.get("name") == value  # then its parameters stay
@@ -307,7 +307,8 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say why it cannot be read."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

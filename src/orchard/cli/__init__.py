@@ -12,10 +12,10 @@ from orchard.cli.options import app
 from orchard.errors import DataWarning, Refusal, ResumeWarning, RunFailed, Stopped
 
 # isort: off
-from orchard.cli import running, looking, data  # in the order in which --help lists their commands
+from orchard.cli import running, looking, data, deploy, site  # in the order in which --help lists their commands
 # isort: on
 
-__all__ = ["app", "data", "looking", "main", "running"]
+__all__ = ["app", "data", "deploy", "looking", "main", "running", "site"]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from orchard.data.clients import ClientArrays, ClientData, FederatedData, Holdings, deal, federated_data, from_arrays
 from orchard.data.datasets import load_dataset
 from orchard.data.samples import Dataset, Samples
+from orchard.data.site import site_data
 
 __all__ = [
     "ClientArrays",
@@ -15,4 +16,5 @@ __all__ = [
     "federated_data",
     "from_arrays",
     "load_dataset",
+    "site_data",
 ]

@@ -212,18 +212,40 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
     """Take the data of each client as it is given."""
     if len(arrays) != experiment.clients:
         raise Refusal(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
-    clients, size = [], experiment.size
-    for i, given in enumerate(arrays):
-        name = given.name or f"client {i}"
-        train = as_samples(given.x_train, given.y_train, size, f"{name}: train")
-        train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
-        if (given.x_validation is None) != (given.y_validation is None):
-            raise Refusal(f"{name}: validation: samples and labels must be given together")
-        if given.x_validation is not None and given.y_validation is not None:
-            validation = as_samples(given.x_validation, given.y_validation, size, f"{name}: validation")
-        else:
-            train, validation = _cut_off(train, experiment.partition.seed, i)
-        test = as_samples(given.x_test, given.y_test, size, f"{name}: test")
-        clients.append(ClientData(name, train, validation, test))
+    clients = [client_of_arrays(given, i, experiment) for i, given in enumerate(arrays)]
     labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
     return _checked(clients, numbered_classes(labels))
+
+
+def client_of_arrays(given: ClientArrays, index: int, experiment: Experiment) -> ClientData:
+    """Take one client's data as they are given."""
+    name, size = given.name or f"client {index}", experiment.size
+    train = as_samples(given.x_train, given.y_train, size, f"{name}: train")
+    test = as_samples(given.x_test, given.y_test, size, f"{name}: test")
+    if (given.x_validation is None) != (given.y_validation is None):
+        raise Refusal(f"{name}: validation: samples and labels must be given together")
+    validation = None
+    if given.x_validation is not None and given.y_validation is not None:
+        validation = as_samples(given.x_validation, given.y_validation, size, f"{name}: validation")
+    return client_of_samples(name, index, experiment, train, validation, test)
+
+
+def client_of_samples(
+    name: str, index: int, experiment: Experiment, train: Samples, validation: Samples | None, test: Samples
+) -> ClientData:
+    """Keep the share of the training data to use; without a validation part, cut 15 % off for it."""
+    train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
+    if validation is None:
+        train, validation = _cut_off(train, experiment.partition.seed, index)
+    return ClientData(name, train, validation, test)
+
+
+def one_client(client: ClientData, classes: tuple[str, ...]) -> FederatedData:
+    """Return what one client holds where it is alone, its labels checked against the classes of all."""
+    for part in PARTS:
+        labels = getattr(client, part).y
+        if len(labels) and int(labels.max()) >= len(classes):
+            raise Refusal(
+                f"{client.name}: {part}: label {int(labels.max())}, but there are {len(classes)} classes from 0"
+            )
+    return _checked([client], classes)

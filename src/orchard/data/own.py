@@ -36,7 +36,7 @@ OWNER_KINDS = "Uiu"
 def own_arrays(path: Path, experiment: Experiment) -> Dataset:
     """Load an `.npz` with MedMNIST's keys or ones like `x_train` and `y_train`; `val` is joined to `train`."""
     arrays = read_npz(path)
-    keys = _keys(arrays, path)
+    keys = part_keys(arrays, path)
     parts = {
         part: as_samples(arrays[x], arrays[y], experiment.size, f"{path}: {x}", f"{path}: {y}")
         for part, (x, y) in keys.items()
@@ -55,7 +55,8 @@ def own_arrays(path: Path, experiment: Experiment) -> Dataset:
     return Dataset(train.take(first), train.take(second), classes, dealt)
 
 
-def _keys(arrays: Arrays, path: Path) -> Keys:
+def part_keys(arrays: Arrays, path: Path) -> Keys:
+    """Find the names of the arrays of samples and labels, part by part."""
     found: dict[str, tuple[str, str]] = {}
     for part in PARTS:
         for pair in ((f"{part}_images", f"{part}_labels"), (f"x_{part}", f"y_{part}")):

@@ -1,0 +1,111 @@
+"""Commands of a coordinator whose silos are on separate machines: deploy init, run, attach, status, stop."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchard.cli.options import RUNS, Quiet, app
+
+if TYPE_CHECKING:
+    from orchard.results import Result
+
+deploy_app = typer.Typer(no_args_is_help=True, help="Coordinate silos on separate machines (needs orchard[deploy]).")
+app.add_typer(deploy_app, name="deploy")
+
+Kit = Annotated[Path, typer.Option("--kit", help="The coordinator's startup kit.")]
+LaterKit = Annotated[Path | None, typer.Option("--kit", help="The coordinator's kit; default: the one it began with.")]
+Run = Annotated[Path, typer.Argument(help="The run's folder.")]
+
+
+@deploy_app.command("init")
+def init(
+    consortium: Annotated[Path, typer.Argument(help="A TOML file: who takes part.")],
+    out: Annotated[Path, typer.Option("-o", "--output", help="Where the kits go.")] = Path("kits"),
+) -> None:
+    """Make everybody's startup kit: keys, certificates, and settings that allow what Orchard needs and no more."""
+    from orchard.consortium import load_consortium
+    from orchard.deploy.connection import need_flare
+    from orchard.deploy.provision import make_kits
+
+    need_flare()
+    kits = make_kits(load_consortium(consortium), out)
+    for kit in kits.made:
+        typer.echo(f"made: {kit}")
+    for kit in kits.kept:
+        typer.echo(f"was there and is left as it is: {kit}")
+    typer.echo(f"""
+Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it.
+The first certificate expires on {kits.expires:%Y-%m-%d}.
+A kit holds a private key: hand each to its party by a way that you trust, and keep no copy.""")
+
+
+@deploy_app.command("run")
+def run(
+    experiment: Annotated[Path, typer.Argument(help="An experiment's TOML file with a table [deploy].")],
+    kit: Kit,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment on the sites and follow it; Ctrl-C leaves it running."""
+    import secrets
+
+    from orchard.consortium import FILE, load_consortium
+    from orchard.deploy.supervision import begin
+    from orchard.plan import make_plan
+
+    sites = load_consortium(kit / FILE).sites
+    name = f"sites-{secrets.token_hex(4)}"
+    plan = make_plan(experiment, name, sites)
+    folder = out or RUNS / name
+    _followed(folder, quiet, lambda say: begin(plan, kit, folder, say))
+
+
+@deploy_app.command("attach")
+def attach_to(run: Run, kit: LaterKit = None, quiet: Quiet = False) -> None:
+    """Follow a run again, and go on with it where it was stopped or given up."""
+    from orchard.deploy.supervision import attach
+
+    _followed(run, quiet, lambda say: attach(run, kit, say))
+
+
+@deploy_app.command("status")
+def status(kit: Kit) -> None:
+    """Say which sites are connected, and what they are at."""
+    from orchard.deploy.connection import Connection
+    from orchard.deploy.supervision import where_it_stands
+
+    with Connection(kit, patience=0) as server:
+        for site, state, jobs in where_it_stands(server.consortium.sites, server.sites()):
+            typer.echo(f"{site:24} {state:10} jobs: {jobs}")
+
+
+@deploy_app.command("stop")
+def stop_run(
+    run: Run,
+    kit: LaterKit = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the round to end.")] = False,
+) -> None:
+    """Stop a run after its round; `orchard deploy attach` goes on with it."""
+    from orchard.deploy.supervision import stop
+
+    stop(run, kit, now=now, say=typer.echo)
+
+
+def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None]], Result]") -> None:
+    """Follow a run on standard error; show its result."""
+    from orchard.deploy.supervision import attach_command
+    from orchard.display import print_result
+    from orchard.errors import Stopped
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    try:
+        result = follow(say)
+    except KeyboardInterrupt:
+        raise Stopped(f"the run goes on without being watched; see it with: {attach_command(folder)}") from None
+    if not quiet:
+        print_result(result, folder)

@@ -1,0 +1,161 @@
+"""The coordinator's connection to the server. One that is lost is made anew: a server may be starting again."""
+
+import io
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from orchard.consortium import FILE, load_consortium
+from orchard.deploy.job import RESULTS, TOPIC, write_job
+from orchard.errors import Refusal, RunFailed
+from orchard.plan import Plan
+
+T = TypeVar("T")
+
+PATIENCE = 300.0
+"""Seconds to go on trying to reach the server."""
+PAUSE = 2.0
+FINISHED = "FINISHED:"
+"""How the status of a job that has ended begins, however it ended."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the server sees of a site."""
+
+    site: str
+    jobs: tuple[str, ...]
+
+
+class Connection:
+    """Commands to a server, repeated until it answers; close it when done."""
+
+    def __init__(self, kit: Path, patience: float = PATIENCE) -> None:
+        need_flare()
+        self.kit, self.patience = kit, patience
+        self.consortium = load_consortium(kit / FILE)
+        self._session: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    # --- Commands ---
+
+    def sites(self) -> dict[str, Seen]:
+        """Return the sites that answer, and the jobs that each is at work on."""
+        registered = self._call(lambda session: session.get_system_info().client_info)
+        jobs: dict[str, list[str]] = {}
+        for row in (self._call(lambda session: session.get_client_job_status()) or []) if registered else []:
+            if row["status"] not in ("no_reply", "error"):
+                jobs.setdefault(row["client_name"], []).extend([row["job_id"]] if "job_id" in row else [])
+        return {site: Seen(site, tuple(at_work)) for site, at_work in jobs.items()}
+
+    def submit(self, plan: Plan, present: Sequence[str]) -> str:
+        """Submit a job for the sites that are there; return its number."""
+        with tempfile.TemporaryDirectory() as home:
+            folder = write_job(Path(home) / "job", plan, present)
+            job: str = self._call(lambda session: session.submit_job(str(folder)))
+        return job
+
+    def status(self, job: str) -> str:
+        """Return a job's status as FLARE has it."""
+        return str(self._call(lambda session: session.get_job_meta(job)).get("status"))
+
+    def is_over(self, job: str, status: str) -> bool:
+        """Tell whether a job has ended; a server that was started anew has forgotten those that ran."""
+        if status.startswith(FINISHED):
+            return True
+        running = self._call(lambda session: session.get_system_info().job_info)
+        return status == "RUNNING" and job not in [entry.job_id for entry in running]
+
+    def unfinished(self, run: str) -> list[str]:
+        """Return the jobs of a run that have not ended."""
+        jobs = self._call(lambda session: session.list_jobs(name_prefix=run)) or []
+        return [job["job_id"] for job in jobs if not self.is_over(job["job_id"], str(job.get("status")))]
+
+    def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+        """Ask a running job how far it is; None where it does not answer, as at its beginning and at its end."""
+        from nvflare.fuel.flare_api.api_spec import InternalError, JobNotRunning, NoReply
+
+        try:
+            answer = self._call(lambda session: session.do_app_command(job, TOPIC, asked))
+        except (InternalError, JobNotRunning, NoReply):
+            return None
+        return answer if isinstance(answer, dict) and "rounds" in answer else None
+
+    def abort(self, job: str) -> None:
+        """End a job at once."""
+        with suppress(Exception):  # one that has just ended by itself
+            self._call(lambda session: session.abort_job(job))
+
+    def fetch(self, job: str, to: Path) -> str:
+        """Fetch what an ended job left for its coordinator; return what it says went wrong."""
+        with tempfile.TemporaryDirectory() as home:
+            place = Path(self._call(lambda session: session.download_job_result(job, home)))
+            found = place / "workspace" / RESULTS
+            if not found.is_dir():
+                return ""
+            for file in found.iterdir():
+                if file.name != "error.txt":
+                    shutil.copyfile(file, to / file.name)
+            return (found / "error.txt").read_text("utf-8")
+
+    # --- The session ---
+
+    def _call(self, command: Callable[[Any], T]) -> T:
+        """Give a command; where the connection is lost, connect and give it again."""
+        from nvflare.apis.fl_exception import FLCommunicationError
+        from nvflare.fuel.flare_api.api_spec import (
+            AuthenticationError,
+            AuthorizationError,
+            NoConnection,
+            SessionClosed,
+        )
+
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return command(self._connected())
+            except (AuthenticationError, AuthorizationError) as error:
+                raise Refusal(f"{self.kit}: the server refuses this: {error}") from None
+            except (NoConnection, SessionClosed, FLCommunicationError, OSError, RuntimeError) as error:
+                self._close()
+                if time.monotonic() > deadline:
+                    server = f"{self.consortium.server}:{self.consortium.port}"
+                    raise RunFailed(f"{server}: cannot be reached: {error}") from None
+                time.sleep(PAUSE)
+
+    def _connected(self) -> Any:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        if self._session is None:
+            with redirect_stdout(io.StringIO()):
+                self._session = new_secure_session(self.consortium.coordinator, str(self.kit.resolve()))
+        return self._session
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(Exception), redirect_stdout(io.StringIO()):
+                session.close()
+
+
+def need_flare() -> None:
+    """Refuse where FLARE is not installed; keep its words for its developers away from people."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        raise Refusal("silos on separate machines need: pip install 'orchard[deploy]'") from None
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)

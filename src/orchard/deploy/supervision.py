@@ -1,0 +1,241 @@
+"""A run seen from its coordinator: submitted, followed, and submitted again where FLARE gives it up.
+
+FLARE ends a job when a site's process dies, and lets no site back into a job that runs. What is lost is the round at
+hand: server and sites go on from their own records in a new job. The coordinator's folder is an ordinary run folder,
+without models and relationships.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchard.checkpoints import write_durably
+from orchard.deploy.connection import FINISHED, Connection, Seen
+from orchard.errors import Refusal, RunFailed, Stopped
+from orchard.folder import RunFolder
+from orchard.plan import FILE as PLAN
+from orchard.plan import Plan
+from orchard.results import Result
+
+Say = Callable[[str], None]
+
+STATE = "deploy.json"
+STOP = "stop"
+POLL = 1.0
+LOOK_AT_SITES = 3.0
+"""Seconds between looks at which sites are there."""
+FORGOTTEN = 3
+"""Looks in a row at which a party does not know of a job that ran there, after which it is over."""
+TRIES = 5
+"""Jobs in a row that bring no round further, after which the run is given up."""
+
+
+class Supervisor:
+    """Follows one run; `folder` is held by this process."""
+
+    def __init__(self, server: Connection, folder: RunFolder, plan: Plan, say: Say) -> None:
+        self.server, self.folder, self.plan, self.say = server, folder, plan, say
+        self.done = len(folder.rounds())
+        """Rounds whose lines are complete."""
+        self.shown = self.done
+
+    def run(self) -> Result:
+        """Follow the run to its end."""
+        job, tries = self._state().get("job"), 0
+        while True:
+            before = self.done
+            if job is None:
+                job = self._submitted()
+            status = self._watch(job)
+            error = "the server was started anew"
+            if status.startswith(FINISHED):
+                error = self.server.fetch(job, self.folder.path)
+            self.done = len(self.folder.rounds())
+            if self.folder.read("summary.json").get("state") == "finished":
+                return self.folder.result()
+            if self._stopping():
+                raise Stopped(f"stopped after round {self.done + 1}; go on with: {attach_command(self.folder.path)}")
+            tries = 0 if self.done > before else tries + 1
+            if tries >= TRIES:
+                raise RunFailed(f"given up after {tries} tries without a complete round: {error or 'no reason given'}")
+            if error:
+                self.say(f"the job ended: {' '.join(error.split())}; going on in a new one")
+            job = None
+
+    def _state(self) -> dict[str, Any]:
+        return self.folder.read(STATE)
+
+    def _stopping(self) -> bool:
+        return (self.folder.path / STOP).exists()
+
+    # --- One job ---
+
+    def _submitted(self) -> str:
+        """Wait for the sites and submit a job for those that are there."""
+        for old in self.server.unfinished(self.plan.run):
+            self.server.abort(old)
+        present = self._gathered()
+        job = self.server.submit(self.plan, present)
+        self.folder.write(STATE, {**self._state(), "job": job, "present": list(present)})
+        return job
+
+    def _gathered(self) -> list[str]:
+        """Return the sites that are there: all of them, or enough of them once patience has ended."""
+        began, said = time.monotonic(), ""
+        while True:
+            there = self.server.sites()
+            present = [site for site in self.plan.sites if site in there]
+            missing = ", ".join(site for site in self.plan.sites if site not in there)
+            patient = time.monotonic() - began < self.plan.agreement.patience_seconds
+            enough = len(present) >= self.plan.min_sites and self.folder.path.joinpath("federation.json").exists()
+            if not missing or (enough and not patient):
+                return present
+            if missing != said:
+                self.say(f"waiting for: {missing}")
+                said = missing
+            if self._stopping():
+                raise Stopped(f"stopped; go on with: {attach_command(self.folder.path)}")
+            time.sleep(POLL)
+
+    def _watch(self, job: str) -> str:
+        """Follow a job until it is over; end it where a site has been lost or an absent one is back."""
+        looked, over = time.monotonic(), 0
+        asked: dict[str, Any] = {}
+        missed: dict[str, int] = {}
+        """By site that has been at work on the job: looks in a row at which it was not."""
+        while True:
+            status = self.server.status(job)
+            over = over + 1 if self.server.is_over(job, status) else 0
+            if status.startswith(FINISHED) or over >= FORGOTTEN:
+                return status
+            if self._stopping():
+                asked = {"stop": True}
+            progress = self.server.progress(job, {**asked, "since": self.done})
+            self._mirror(progress)
+            if progress and time.monotonic() - looked > LOOK_AT_SITES:  # while it begins or ends, sites come and go
+                looked = time.monotonic()
+                there = self.server.sites()
+                lost = self._lost(job, there, missed)
+                if lost:
+                    self.say(f"lost: {', '.join(lost)}")
+                    self.server.abort(job)
+                    missed.clear()
+                elif self._returned(there) and not asked:
+                    self.say(f"back again: {', '.join(self._returned(there))}; taking part from the next round on")
+                    asked = {"stop": True}
+            time.sleep(POLL)
+
+    def _lost(self, job: str, there: dict[str, Seen], missed: dict[str, int]) -> list[str]:
+        """Return the sites that were at work on a job, and answered several times in a row that they are not."""
+        for site, seen in there.items():
+            if job in seen.jobs:
+                missed[site] = 0
+            elif site in missed:
+                missed[site] += 1
+        return [site for site, times in missed.items() if times >= FORGOTTEN]
+
+    def _returned(self, there: dict[str, Seen]) -> list[str]:
+        return [site for site in self.plan.sites if site in there and site not in self._state().get("present", [])]
+
+    # --- The folder ---
+
+    def _mirror(self, progress: dict[str, Any] | None) -> None:
+        """Write down what is new of a run, and say it."""
+        if progress is None:
+            return
+        for name, text in progress["files"].items():
+            if not (self.folder.path / name).exists():
+                write_durably(self.folder.path / name, text)
+        lines = progress["lines"]
+        with (self.folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            for line in lines[:-1]:
+                file.write(json.dumps(line) + "\n")
+        self.done += len(lines[:-1])
+        for line in lines:
+            if line["round"] >= self.shown:
+                self.say(self._line(line))
+                self.shown = line["round"] + 1
+
+    def _line(self, line: dict[str, Any]) -> str:
+        """Say how a round went, site by site."""
+        accuracy = line["trained"]["test"]["accuracy"]
+        known = [a for a in accuracy if a is not None]
+        mean = f"mean {sum(known) / len(known):.1%}" if known else "nobody"
+        each = [
+            f"{site} {'-' if a is None else format(a, '.1%')}"
+            for site, a in zip(self.plan.sites, accuracy, strict=True)
+        ]
+        failures = [str(reason) for reason in line["failures"].values()]
+        rounds = self.plan.experiment.rounds
+        return "  ".join([f"round {line['round'] + 1}/{rounds}", mean, *each, f"{line['seconds']:.1f} s", *failures])
+
+
+# --- Commands ---
+
+
+def begin(plan: Plan, kit: Path, path: Path, say: Say) -> Result:
+    """Submit a run and follow it to its end."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(not file.name.startswith(".") for file in path.iterdir()):
+            raise Refusal(f"{path}: holds something already; name a new folder, or attach to it")
+        write_durably(path / PLAN, plan.to_json())
+        write_durably(path / STATE, json.dumps({"kit": str(kit.resolve()), "run": plan.run}))
+    except OSError as error:
+        raise Refusal(f"{path}: cannot be used as a folder: {error.strerror}") from None
+    return attach(path, None, say)
+
+
+def attach(path: Path, kit: Path | None, say: Say) -> Result:
+    """Follow a run that was submitted before, to its end."""
+    plan, home = planned(path), kit or kit_of(path)
+    with RunFolder(path).held() as folder, Connection(home) as server:
+        if folder.read("summary.json").get("state") == "finished":
+            return folder.result()
+        (path / STOP).unlink(missing_ok=True)
+        return Supervisor(server, folder, plan, say).run()
+
+
+def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
+    """Stop a run after its round, or at once; whoever follows it then leaves it."""
+    plan, home = planned(path), kit or kit_of(path)
+    (path / STOP).write_text("", "utf-8")
+    with Connection(home) as server:
+        jobs = server.unfinished(plan.run)
+        while jobs:
+            for job in jobs:
+                if now:
+                    server.abort(job)
+                else:
+                    server.progress(job, {"stop": True})
+            time.sleep(POLL)
+            jobs = server.unfinished(plan.run)
+    say(f"stopped; go on with: {attach_command(path)}")
+
+
+def planned(path: Path) -> Plan:
+    """Return the plan of a run that this coordinator submitted."""
+    try:
+        return Plan.from_json((path / PLAN).read_text("utf-8"))
+    except OSError:
+        raise Refusal(f"{path}: is not the folder of a run on sites: it has no {PLAN}") from None
+
+
+def kit_of(path: Path) -> Path:
+    """Return the kit that a run was submitted with."""
+    return Path(RunFolder(path).read(STATE).get("kit", ""))
+
+
+def attach_command(path: Path) -> str:
+    """Say how to follow a run again."""
+    return f"orchard deploy attach {path}"
+
+
+def where_it_stands(sites: Sequence[str], there: dict[str, Seen]) -> list[tuple[str, str, str]]:
+    """Return for each site whether it is connected, and how many jobs it is at work on."""
+    return [
+        (site, "connected" if site in there else "absent", str(len(there[site].jobs)) if site in there else "-")
+        for site in sites
+    ]

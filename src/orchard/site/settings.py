@@ -1,0 +1,42 @@
+"""What a site decides for itself; no message from a server changes it."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from orchard.errors import Refusal
+from orchard.experiment import Settings, explain, read_toml
+
+FILE = "local/site.toml"
+"""Where a site's kit holds them."""
+
+LaxPath = Annotated[Path, Field(strict=False)]
+
+
+class SiteSettings(Settings):
+    """The file `local/site.toml` of a site's kit; paths are seen from the kit's folder."""
+
+    data: LaxPath = Field(description="an .npz, or a folder of images")
+    records: LaxPath = Field(default=Path("../records"), description="outside of the kit: what a crash must not lose")
+    device: str = "cpu"
+    models: list[str] = Field(
+        default=[], description='networks of your own that a run may name: "package.module:factory"'
+    )
+
+
+def load_site(kit: Path) -> SiteSettings:
+    """Read a site's settings from its kit."""
+    file = kit / FILE
+    values = read_toml(file)
+    try:
+        settings = SiteSettings.model_validate(values)
+    except ValidationError as error:
+        raise Refusal(f"{file}: {explain(error)}") from None
+    home = kit.resolve()
+    places = {"data": home / settings.data, "records": (home / settings.records).resolve()}
+    if places["records"].is_relative_to(home):
+        raise Refusal(
+            f"{file}: records = '{settings.records}': must lie outside of the kit, which is replaced at times"
+        )
+    return settings.model_copy(update=places)

@@ -1,0 +1,70 @@
+"""Sites in this process: each with its own file, settings and record, reached by messages as on separate machines."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers import small_arrays, small_experiment
+from orchard.data import ClientArrays
+from orchard.deploy.coordinator import coordinate
+from orchard.engines.flare.engine import FlareEngine
+from orchard.engines.flare.messages import Message
+from orchard.experiment import Experiment
+from orchard.plan import Agreement, Plan
+from orchard.results import Result
+from orchard.site.record import SiteRecord
+from orchard.site.settings import SiteSettings
+from orchard.site.worker import SiteWorker
+
+SITES = ["north", "south", "east", "west"]
+
+
+def write_npz(path: Path, arrays: ClientArrays) -> Path:
+    np.savez(path, x_train=arrays.x_train, y_train=arrays.y_train, x_test=arrays.x_test, y_test=arrays.y_test)
+    return path
+
+
+def small_plan(run: str = "run", agreement: Mapping[str, object] | None = None, **changes: object) -> Plan:
+    experiment: Experiment = small_experiment(checkpoint_every=1, **changes)
+    agreed = Agreement.model_validate({"classes": ["a", "b", "c"], **(agreement or {})})
+    return Plan(run=run, sites=SITES, experiment=experiment, agreement=agreed)
+
+
+class Consortium:
+    """A server's folder and the folders of its sites; `carry` is the wire between them."""
+
+    def __init__(self, home: Path, arrays: Sequence[ClientArrays] | None = None) -> None:
+        self.home = home
+        self.settings = {}
+        for site, given in zip(SITES, arrays or small_arrays(), strict=True):
+            (home / site).mkdir(parents=True)
+            data = write_npz(home / site / "data.npz", given)
+            self.settings[site] = SiteSettings(data=data, records=home / site / "records")
+        self.altered: Callable[[str, Message], Message | str] = lambda site, answer: answer
+        self.trained: list[tuple[str, int]] = []
+        self.restart_sites()
+
+    def restart_sites(self) -> None:
+        self.workers = {site: SiteWorker(site, lambda site=site: self.settings[site]) for site in SITES}  # type: ignore[misc]
+
+    def carry(self, requests: Mapping[str, Message]) -> dict[str, Message | str]:
+        return {
+            site: self.altered(site, self.workers[site].handle(request)) for site, request in sorted(requests.items())
+        }
+
+    def run(self, plan: Plan, present: Sequence[str] = SITES, stop_after: int | None = None) -> Result:
+        """Let the server run until it is done or told to stop after so many exchanges."""
+        seen: list[Result] = []
+
+        def stop() -> bool:
+            return stop_after is not None and len(seen) > stop_after
+
+        coordinate(plan, self.home / "server" / plan.run, FlareEngine(plan, present, self.carry), seen.append, stop)
+        return seen[-1]
+
+    def record(self, site: str, run: str = "run") -> dict[str, Any]:
+        found = SiteRecord(self.settings[site].records / run, {}).newest()
+        assert found is not None
+        return found

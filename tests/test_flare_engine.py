@@ -1,0 +1,268 @@
+"""The server's and the sites' halves of a federation on separate machines, with the wire in between in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import orchard
+from helpers import method, small_arrays, small_experiment
+from orchard.engines.flare.messages import Message
+from orchard.errors import Refusal, RunFailed
+from orchard.folder import RunFolder
+from orchard.plan import Plan
+from orchard.results import Result
+from orchard.site.worker import SiteWorker
+from sites import SITES, Consortium, small_plan
+
+METHODS = ["separate", "fedavg", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo", "apple"]
+
+
+def figures(result: Result) -> list[Any]:
+    """All that a server may see of a run: no private figures, no times."""
+    private = ("relationships", "alpha", "time", "seconds")
+    return [{k: v for k, v in entry.as_json().items() if k not in private} for entry in result.rounds]
+
+
+def same_models(consortium: Consortium, result: Result) -> bool:
+    """Tell whether each site holds, bit for bit, the model that its client has in a simulation."""
+    kept = [consortium.record(site)["last"] for site in SITES]
+    return all(torch.equal(mine["vector"], model[0]) for mine, model in zip(kept, result.models, strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sites_give_what_clients_in_one_process_give(name: str, tmp_path: Path) -> None:
+    together = orchard.run(small_experiment(method=name), small_arrays())
+    consortium = Consortium(tmp_path)
+    apart = consortium.run(small_plan(method=name))
+    assert figures(apart) == figures(together)
+    assert same_models(consortium, together)
+
+
+def test_a_site_keeps_its_relationships_to_itself(tmp_path: Path) -> None:
+    together = orchard.run(small_experiment(), small_arrays())
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan())
+    relationships = together.relationships
+    assert relationships is not None
+    for i, site in enumerate(SITES):
+        history = consortium.record(site)["history"]
+        assert [entry["notes"]["relationships"] for entry in history[:-1]] == relationships[1:, i].tolist()
+    folder = RunFolder(tmp_path / "server" / "run")
+    assert folder.result().relationships is None
+    assert "relationships" not in (folder.path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+@pytest.mark.parametrize("name", ["apple", "fedfomo", "fedavg-ft"])
+def test_server_and_sites_go_on_where_they_were(name: str, stopped: int, tmp_path: Path) -> None:
+    together = orchard.run(small_experiment(method=name), small_arrays())
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan(method=name), stop_after=stopped)
+    consortium.restart_sites()
+    apart = consortium.run(small_plan(method=name))
+    assert figures(apart) == figures(together)
+    assert same_models(consortium, together)
+
+
+def test_a_server_that_died_within_a_round_asks_again_and_nobody_trains_twice(tmp_path: Path) -> None:
+    together = orchard.run(small_experiment(), small_arrays())
+    consortium = Consortium(tmp_path)
+
+    def die_in_round_1(site: str, answer: Message) -> Message:
+        if site == "west" and answer.get("round") == 1 and "failure" not in answer:
+            raise ConnectionError("the server's power failed")
+        return answer
+
+    consortium.altered = die_in_round_1
+    with pytest.raises(ConnectionError):
+        consortium.run(small_plan())
+    before = {site: consortium.record(site) for site in SITES}
+    assert [before[site]["rounds"] for site in SITES] == [2, 2, 2, 2]
+    times = {site: _written(consortium, site, 2) for site in SITES}
+
+    consortium.altered = lambda site, answer: answer
+    consortium.restart_sites()
+    consortium.run(small_plan(), stop_after=1)
+    assert {site: _written(consortium, site, 2) for site in SITES} == times
+    apart = consortium.run(small_plan())
+    assert figures(apart) == figures(together)
+    assert same_models(consortium, together)
+
+
+def _written(consortium: Consortium, site: str, rounds: int) -> int:
+    return (consortium.settings[site].records / "run" / f"rounds-{rounds:05d}.json").stat().st_mtime_ns
+
+
+def test_a_site_that_is_away_is_missed_and_takes_part_again(tmp_path: Path) -> None:
+    plan = small_plan(rounds=6)
+    consortium = Consortium(tmp_path)
+    consortium.run(plan, stop_after=2)
+    core = consortium.record("east")["half"]["core"]
+    consortium.run(plan, present=["north", "south", "west"], stop_after=3)
+    assert torch.equal(consortium.record("north")["half"]["copies"][2], core)  # its last core stays available
+    result = consortium.run(plan)
+    absent = [entry.failures for entry in result.rounds]
+    reasons = [f"east, round {r}: absent" for r in range(6)]
+    assert absent == [{}, {}, {2: reasons[2]}, {2: reasons[3]}, {2: reasons[4]}, {}]
+    assert [entry.trained[2] is None for entry in result.rounds] == [False, False, True, True, True, False]
+    summary = json.loads((tmp_path / "server" / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert summary["state"] == "finished"
+    assert consortium.record("east")["history"][-2]["round"] == 5
+
+
+def test_too_few_sites_do_not_make_a_round(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    plan = small_plan(agreement={"min_sites": 3})
+    consortium.run(plan, stop_after=1)
+    with pytest.raises(RunFailed, match=r"2 sites take part, 3 are needed; not there: east .absent., west .absent."):
+        consortium.run(plan, present=["north", "south"])
+    assert len(consortium.run(plan, present=["north", "south", "west"]).rounds) == 3
+
+
+def test_a_federation_begins_with_all_of_its_sites(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"west .absent."):
+        Consortium(tmp_path).run(small_plan(), present=["north", "south", "east"])
+
+
+def altered_upload(answer: Message, kind: str) -> Message:
+    upload = answer["upload"]
+    vector = np.frombuffer(upload, "<f4").copy()
+    if kind == "not finite":
+        vector[3] = np.nan
+    if kind == "norm too large":
+        vector *= 1000
+    changes: dict[str, dict[str, object]] = {
+        "not finite": {"upload": vector.tobytes()},
+        "norm too large": {"upload": vector.tobytes()},
+        "wrong length": {"upload": upload + b"\0\0\0\0"},
+        "not bytes": {"upload": vector.tolist()},
+        "wrong round": {"round": 2},
+        "wrong sender": {"site": "south"},
+        "malformed": {"wants": [0, 1, 2, 7]},
+        "figure out of range": {"trained": [[1.5, None, None], [0.5, None, None]]},
+    }
+    return {**answer, **changes[kind]}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "not finite",
+        "norm too large",
+        "wrong length",
+        "not bytes",
+        "wrong round",
+        "wrong sender",
+        "malformed",
+        "figure out of range",
+    ],
+)
+def test_a_bad_upload_is_refused_and_the_others_go_on(kind: str, tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    consortium.altered = lambda site, answer: (
+        altered_upload(answer, kind) if site == "east" and answer.get("upload") and answer["round"] == 1 else answer
+    )
+    result = consortium.run(small_plan())
+    assert [entry.failures for entry in result.rounds] == [{}, {2: f"east, round 1: refused: {kind}"}, {}]
+    assert result.rounds[1].bytes_up[2] == 0
+
+
+def test_a_site_says_of_its_errors_no_more_than_a_category(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    worker = consortium.workers["east"]
+
+    def broken(message: Message) -> Message:
+        raise ValueError("patient 4711 has a secret")
+
+    consortium.altered = lambda site, answer: answer
+    worker._turn = broken  # type: ignore[method-assign]
+    result = consortium.run(small_plan())
+    assert [entry.failures[2] for entry in result.rounds[:2]] == ["east, round 0: error", "east, round 1: error"]
+
+
+def test_words_of_a_hostile_site_do_not_reach_the_metrics(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    said = {"site": "east", "failure": "<script>alert(1)</script>" * 1000}
+    consortium.altered = lambda site, answer: said if site == "east" and "upload" in answer else answer
+    with pytest.raises(RunFailed, match=r"east .unknown."):  # at the start already
+        consortium.run(small_plan())
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> SiteWorker:
+    """A site that has been told what the federation is."""
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan(), stop_after=1)
+    return consortium.workers["north"]
+
+
+def turn(**changes: object) -> dict[str, object]:
+    good = torch.zeros(6 * 200 + 200 + 200 * 3 + 3).numpy().tobytes()
+    return {"what": "turn", "round": 1, "models": [[1, good]], **changes}
+
+
+@pytest.mark.parametrize(
+    ("message", "category"),
+    [
+        (turn(round=4), "malformed"),
+        (turn(round=-1), "malformed"),
+        (turn(round="1"), "malformed"),
+        (turn(models=[[4, b""]]), "malformed"),
+        (turn(models=[[1, b"1234"]]), "wrong length"),
+        (turn(models=[[1, np.full(2003, np.inf, "<f4").tobytes()]]), "not finite"),
+        (turn(models=[[1, np.full(2003, 1e30, "<f4").tobytes()]]), "norm too large"),
+        (turn(models=[[1, "text"]]), "not bytes"),
+        (turn(models={"1": b""}), "malformed"),
+        ({"what": "shell"}, "unknown message"),
+        ({}, "unknown message"),
+        ({"what": "enrol", "plan": "{}"}, "refused by the site"),
+    ],
+)
+def test_a_site_refuses_what_was_not_agreed(worker: SiteWorker, message: Message, category: str) -> None:
+    assert worker.handle(message) == {"site": "north", "failure": category}
+
+
+def test_a_site_imports_no_network_that_it_does_not_allow(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    with pytest.raises(RunFailed, match=r"north .model not allowed here."):
+        consortium.run(small_plan(model="antigravity:fly"))
+
+
+def test_a_site_follows_the_plan_that_was_signed_and_no_other(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    signed = small_plan().to_json()
+    consortium.workers["north"].signed = signed
+    with pytest.raises(RunFailed, match=r"north .not the signed plan."):
+        consortium.run(small_plan(epochs=1000))
+    assert len(consortium.run(small_plan()).rounds) == 3
+
+
+def test_a_plan_names_no_path(tmp_path: Path) -> None:
+    text = small_plan().to_json().replace('"arrays"', json.dumps(str(tmp_path)))
+    with pytest.raises(Refusal, match="a name for people, not a path"):
+        Plan.from_json(text)
+
+
+def test_a_site_goes_on_with_the_data_it_began_with_and_no_other(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan(), stop_after=1)
+    file = consortium.settings["east"].data
+    arrays = dict(np.load(file))
+    np.savez(file, **{**arrays, "x_train": arrays["x_train"] + 1})
+    consortium.restart_sites()
+    result = consortium.run(small_plan())
+    assert result.rounds[1].failures == {2: "east, round 1: data changed"}
+
+
+def test_budgeted_apple_on_sites(tmp_path: Path) -> None:
+    budget = method("apple", budget=2)
+    together = orchard.run(small_experiment(method=budget, rounds=5), small_arrays())
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan(method=budget, rounds=5), stop_after=2)
+    consortium.restart_sites()
+    assert figures(consortium.run(small_plan(method=budget, rounds=5))) == figures(together)
+    assert same_models(consortium, together)

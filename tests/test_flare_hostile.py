@@ -1,0 +1,230 @@
+"""Outsiders, a hostile site, and a coordinator who asks for too much, against real processes."""
+
+import json
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("nvflare")
+
+from federation import COORDINATOR, Federation, digits, ended
+from orchard.deploy.connection import FINISHED, Connection
+from orchard.deploy.job import write_job
+from orchard.deploy.provision import make_kits
+from orchard.errors import Refusal, RunFailed
+from orchard.experiment import load_experiment
+from orchard.folder import RunFolder
+from orchard.plan import Agreement, Plan
+from orchard.site.record import SiteRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # of libraries that FLARE uses
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A server and two sites that wait for work."""
+    home = tmp_path_factory.mktemp("hostile")
+    with Federation(home, ["north", "south"], digits(2)) as federation:
+        policy = federation.kits / "localhost" / "local" / "authorization.json"
+        rights = json.loads(policy.read_text())
+        # A server that would let everything through: the sites must not rely on it.
+        rights["permissions"]["project_admin"] = "any"
+        resources = federation.kits / "localhost" / "local" / "resources.json"
+        allowed = json.loads(resources.read_text())
+        allowed["class_allow_list"] = ["*"]
+        policy.write_text(json.dumps(rights))
+        resources.write_text(json.dumps(allowed))
+        federation.start_all()
+        with Connection(federation.kits / COORDINATOR) as server:
+            federation.wait(lambda: len(server.sites()) == 2, "the sites")
+        yield federation
+
+
+@pytest.fixture
+def server(federation: Federation) -> Iterator[Connection]:
+    with Connection(federation.kits / COORDINATOR) as connection:
+        yield connection
+
+
+# --- Outsiders ---
+
+
+def is_let_in(federation: Federation, startup: Path | None) -> bool:
+    """Tell whether the server says anything to one who comes with a kit's certificate, or with none."""
+    context = ssl.create_default_context(cafile=str(federation.kits / "north" / "startup" / "rootCA.pem"))
+    context.check_hostname = False
+    if startup:
+        context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    try:
+        plain = socket.create_connection(("localhost", federation.consortium.port), timeout=10)
+        with plain, context.wrap_socket(plain) as secured:
+            secured.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return secured.recv(1000) != b""
+    except OSError:
+        return False
+
+
+def test_a_member_is_let_in(federation: Federation) -> None:
+    assert is_let_in(federation, federation.kits / "north" / "startup")
+
+
+def test_who_has_only_the_authoritys_certificate_is_refused(federation: Federation) -> None:
+    assert not is_let_in(federation, None)
+
+
+@pytest.fixture(scope="module")
+def strangers(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kits that another authority made, for the same names and the same server."""
+    kits = tmp_path_factory.mktemp("strangers") / "kits"
+    make_kits(federation.consortium, kits)
+    return kits
+
+
+def test_who_has_a_certificate_of_another_authority_is_refused(federation: Federation, strangers: Path) -> None:
+    assert not is_let_in(federation, strangers / "north" / "startup")
+
+
+def test_a_coordinators_kit_of_another_consortium_is_refused(federation: Federation, strangers: Path) -> None:
+    with pytest.raises((RunFailed, Refusal)), Connection(strangers / COORDINATOR, patience=0) as stranger:
+        stranger.sites()
+
+
+def test_a_site_cannot_pass_for_the_coordinator(federation: Federation, tmp_path: Path) -> None:
+    kit = shutil.copytree(federation.kits / COORDINATOR, tmp_path / "kit")
+    for name in ("client.crt", "client.key"):
+        shutil.copyfile(federation.kits / "north" / "startup" / name, kit / "startup" / name)
+    with pytest.raises((RunFailed, Refusal)), Connection(kit, patience=0) as pretender:
+        pretender.sites()
+
+
+# --- A coordinator who asks for too much ---
+
+
+READING = {
+    "cat": lambda session, target: session.cat_target(target, file="local/resources.json"),
+    "head": lambda session, target: session.head_target(target, file="local/resources.json"),
+    "tail": lambda session, target: session.tail_target(target, file="local/resources.json"),
+    "grep": lambda session, target: session.grep_target(target, pattern="class", file="local/resources.json"),
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_remote_file_read_is_refused_by_the_site(server: Connection, command: str) -> None:
+    assert "class_allow_list" in server._call(lambda session: READING["cat"](session, "server"))  # which allows it here
+    with pytest.raises(Refusal, match="not authorized"):
+        server._call(lambda session: READING[command](session, "north"))
+
+
+def small_job(folder: Path) -> Path:
+    experiment = load_experiment(
+        overrides={"dataset": "digits", "clients": 2, "partition": "given", "model": "mlp", "rounds": 1}
+    )
+    agreement = Agreement(classes=[str(k) for k in range(10)])
+    return write_job(
+        folder, Plan(run="r", sites=["north", "south"], experiment=experiment, agreement=agreement), ["north", "south"]
+    )
+
+
+def outcome(federation: Federation, server: Connection, folder: Path) -> tuple[str, str]:
+    """Submit a job as it is; return how it ended, and what each site said to it."""
+    job: str = server._call(lambda session: session.submit_job(str(folder)))
+    federation.wait(lambda: server.status(job).startswith(FINISHED), "the job to end")
+    meta: dict[str, Any] = server._call(lambda session: session.get_job_meta(job))
+    return str(meta["status"]), str(meta.get("job_deploy_detail"))
+
+
+def test_a_job_with_code_is_refused_by_the_sites(federation: Federation, server: Connection, tmp_path: Path) -> None:
+    folder = small_job(tmp_path / "job")
+    (folder / "app" / "custom").mkdir()
+    evil = f"import pathlib\npathlib.Path({str(tmp_path / 'proof')!r}).write_text('was here')\n"
+    (folder / "app" / "custom" / "evil.py").write_text(evil)
+    status, said = outcome(federation, server, folder)
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert said.count("BYOC not permitted") == 2
+    assert not (tmp_path / "proof").exists()
+
+
+def test_a_class_outside_the_list_is_refused_by_the_sites(
+    federation: Federation, server: Connection, tmp_path: Path
+) -> None:
+    folder = small_job(tmp_path / "job")
+    config = folder / "app" / "config" / "config_fed_client.json"
+    content = json.loads(config.read_text())
+    content["components"] = [{"id": "x", "path": "nvflare.app_common.np.np_trainer.NPTrainer", "args": {}}]
+    config.write_text(json.dumps(content))
+    status, _ = outcome(federation, server, folder)
+    assert status != "FINISHED:COMPLETED"
+    assert "is not in allow_list" in federation.log("north")
+
+
+# --- A hostile site, and a wire that is read ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("not finite", "refused: not finite"),
+        ("wrong length", "refused: wrong length"),
+        ("wrong sender", "refused: wrong sender"),
+        ("huge", "deadline"),
+        ("hang", "deadline"),
+    ],
+)
+def test_a_hostile_site_is_refused_and_the_others_go_on(kind: str, reason: str, tmp_path: Path) -> None:
+    with Federation(tmp_path, ["north", "south", "east"], digits(3), message_mb=8) as federation:
+        (federation.kits / "east" / "local" / "comm_config.json").unlink()  # it keeps to no limit of its own
+        federation.start("localhost")
+        federation.wait(lambda: "Server started" in federation.log("localhost"), "the server to start")
+        federation.start("north", "south")
+        federation.start("east", HOSTILE=kind)
+        ended(federation.run(rounds=3, epochs=1, deploy={"round_seconds": 12}))
+        result = RunFolder(tmp_path / "run").result()
+        assert [set(entry.failures) for entry in result.rounds] == [set(), {2}, {2}]
+        assert result.rounds[1].failures[2] == f"east, round 1: {reason}"
+        assert all(entry.trained[0] and entry.trained[1] for entry in result.rounds)
+
+
+def test_no_byte_of_the_relationships_leaves_a_site(tmp_path: Path) -> None:
+    tap = tmp_path / "tap"
+    tap.mkdir()
+    with Federation(tmp_path, ["north", "south", "east"], digits(3)) as federation:
+        federation.start_all(TAP=str(tap))
+        ended(federation.run(rounds=3, epochs=1))
+        records = [_record(federation, site) for site in federation.sites]
+        server = [tap, federation.home / "storage", federation.kits / "localhost", federation.home / "run"]
+        seen = b"\0".join(file.read_bytes() for place in server for file in sorted(place.rglob("*")) if file.is_file())
+    for record in records:
+        core = record["half"]["core"].numpy().tobytes()
+        assert core[:4096] in seen  # what travels is found: nothing is compressed or encrypted in here
+        for entry in record["history"]:
+            for form, secret in forms(np.array(entry["notes"]["relationships"])):
+                assert secret not in seen, form
+
+
+def _record(federation: Federation, site: str) -> dict[str, Any]:
+    (folder,) = (federation.home / site / "records").iterdir()
+    record = SiteRecord(folder, {}).newest()
+    assert record is not None
+    return record
+
+
+def forms(p: np.ndarray[Any, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the relationships as they could be written: pairs of numbers, since one alone may come by chance."""
+    for dtype in ("<f4", ">f4", "<f8", ">f8"):
+        content = p.astype(dtype).tobytes()
+        size = np.dtype(dtype).itemsize
+        for start in range(len(p) - 1):
+            yield dtype, content[start * size : (start + 2) * size]
+    for dtype in ("<f2", ">f2"):
+        yield dtype, p.astype(dtype).tobytes()
+    for number in p:
+        for text in (repr(float(number)), repr(float(np.float32(number))), f"{number:.8f}", f"{number:.6e}"):
+            yield "text", text.encode()
+    assert torch.from_numpy(p).isfinite().all()

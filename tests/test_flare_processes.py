@@ -1,0 +1,109 @@
+"""Silos in processes of their own, connected by FLARE with mutual TLS, killed at will."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import orchard
+from orchard.engines.local import Model
+from orchard.experiment import load_experiment
+from orchard.folder import RunFolder
+from orchard.results import Result
+from orchard.site.record import SiteRecord
+
+pytest.importorskip("nvflare")
+
+from federation import Federation, digits, ended
+from orchard.data import ClientArrays
+
+PRIVATE = ("relationships", "alpha", "time", "seconds")
+
+
+def simulated(arrays: list[ClientArrays], **changes: object) -> Result:
+    """What the same federation gives in one process."""
+    values = {"dataset": "arrays", "clients": len(arrays), "model": "mlp", "rounds": 6, "epochs": 2, "batch_size": 16}
+    return orchard.run(load_experiment(overrides={**values, **changes}), arrays)
+
+
+def figures(result: Result) -> list[dict[str, object]]:
+    return [{k: v for k, v in entry.as_json().items() if k not in PRIVATE} for entry in result.rounds]
+
+
+def held(federation: Federation, site: str) -> torch.Tensor:
+    """Return the personalised model that a site has on its disk."""
+    (folder,) = (federation.home / site / "records").iterdir()
+    record = SiteRecord(folder, {}).newest()
+    assert record is not None
+    vector: torch.Tensor = record["last"]["vector"]
+    return vector
+
+
+def check_same(federation: Federation, together: Result) -> None:
+    apart = RunFolder(federation.home / "run").result()
+    assert figures(apart) == figures(together)
+    models: list[Model] = list(together.models)
+    for site, model in zip(federation.sites, models, strict=True):
+        assert torch.equal(held(federation, site), model[0])
+
+
+@pytest.mark.slow
+def test_ten_deaths_change_nothing(tmp_path: Path) -> None:
+    """Of a site's worker, of a site with all of its processes, and of the server, at random moments."""
+    arrays, draw = digits(3), np.random.default_rng()
+    together = simulated(arrays, rounds=40)
+    with Federation(tmp_path, ["north", "south", "east"], arrays) as federation:
+        federation.start_all()
+        run = federation.run(rounds=40)
+        for kind in ["worker", "tree", "server", "worker", "server job", "tree", "worker", "server", "tree", "worker"]:
+            before, site = federation.rounds("north"), str(draw.choice(federation.sites))
+            federation.wait(lambda before=before: federation.rounds("north") > before + 1, "more rounds")  # type: ignore[misc]
+            time.sleep(float(draw.uniform(0, 1.5)))
+            print(f"killing: {kind} {site} after {federation.rounds('north')} rounds", flush=True)  # noqa: T201
+            if kind == "worker":
+                federation.kill_worker(site)
+            elif kind == "server job":
+                federation.kill_worker("localhost")
+            else:
+                victim = site if kind == "tree" else "localhost"
+                federation.kill(victim)
+                federation.start(victim)
+        ended(run, 300)
+        check_same(federation, together)
+
+
+@pytest.mark.slow
+def test_a_site_that_is_away_is_missed_and_takes_part_again(tmp_path: Path) -> None:
+    with Federation(tmp_path, ["north", "south", "east"], digits(3)) as federation:
+        federation.start_all()
+        run = federation.run(rounds=60, deploy={"patience_seconds": 5, "min_sites": 2, "round_seconds": 20})
+        federation.wait(lambda: federation.rounds("east") >= 2, "the second round")
+        federation.kill("east")
+        federation.wait(lambda: federation.rounds("north") >= federation.rounds("east") + 4, "three rounds without it")
+        missed = federation.rounds("east")
+        federation.start("east")
+        federation.wait(lambda: federation.rounds("east") > missed, "its return")
+        ended(federation.command("stop", str(tmp_path / "run")))
+        run.communicate(timeout=60)
+        ended(federation.command("attach", str(tmp_path / "run"), "--quiet"), 200)
+        result = RunFolder(tmp_path / "run").result()
+        away = [r for r, entry in enumerate(result.rounds) if entry.trained[2] is None]
+        assert len(away) >= 3
+        assert away == list(range(away[0], away[-1] + 1))
+        assert all(result.rounds[r].failures == {2: f"east, round {r}: absent"} for r in away[1:])
+        assert result.rounds[-1].trained[2] is not None
+
+
+def test_a_site_dies_and_the_run_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    arrays = digits(2)
+    together = simulated(arrays)
+    with Federation(tmp_path, ["north", "south"], arrays) as federation:
+        federation.start_all()
+        run = federation.run()
+        federation.wait(lambda: federation.rounds("south") >= 2, "the second round")
+        federation.kill_worker("south")
+        said = ended(run)
+        assert "going on in a new one" in said
+        check_same(federation, together)

@@ -1,0 +1,157 @@
+"""A site's own commands: what it checks before a run, and what it alone can look at after one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import orchard
+from helpers import orchard_command, small_arrays, small_experiment
+from orchard.consortium import FILE
+from orchard.consortium import Consortium as Agreed
+from orchard.data import site_data
+from orchard.errors import Refusal
+from orchard.experiment import load_experiment
+from orchard.models import build
+from orchard.vector import Network
+from sites import SITES, Consortium, small_plan, write_npz
+
+EXPERIMENT = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "lr": 0.05}
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """As much of a site's kit as the site's own commands need."""
+    kit = tmp_path / "north-kit"
+    (kit / "startup").mkdir(parents=True)
+    (kit / "local").mkdir()
+    (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
+    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
+    (kit / FILE).write_text(tomli_w.dumps(agreed.model_dump()))
+    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
+    return kit
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps({**EXPERIMENT, "deploy": {"classes": ["a", "b", "c"]}}))
+    return file
+
+
+def test_check_tries_everything_and_says_what_would_leave(tmp_path: Path, kit: Path, experiment: Path) -> None:
+    Consortium(tmp_path)
+    done = orchard_command("site", "check", str(kit), str(experiment), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "site: north, one of 4 of the consortium lungs" in done.stdout
+    assert "data, train: 17 samples" in done.stdout
+    assert "a training step on 8 samples works" in done.stdout
+    assert "one model of 8,012 bytes" in done.stdout
+    assert "What does not: samples, directed relationships, the personalised model, logs." in done.stdout
+    assert not list((tmp_path / "north" / "records").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('data = "nowhere.npz"', "no such file"),
+        ('data = "../north/data.npz"\nrecords = "records"', "must lie outside of the kit"),
+        ('data = "../north/data.npz"\nrecord = "x"', "record: unknown key; did you mean 'records'?"),
+        ("", "data"),
+    ],
+)
+def test_check_refuses_settings_that_do_not_fit(
+    settings: str, message: str, tmp_path: Path, kit: Path, experiment: Path
+) -> None:
+    Consortium(tmp_path)
+    (kit / "local" / "site.toml").write_text(settings)
+    done = orchard_command("site", "check", str(kit), str(experiment), cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_refuses_a_network_that_the_site_does_not_allow(tmp_path: Path, kit: Path) -> None:
+    Consortium(tmp_path)
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps({**EXPERIMENT, "model": "os:abort", "deploy": {"classes": ["a", "b", "c"]}}))
+    done = orchard_command("site", "check", str(kit), str(file), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "model not allowed here" in done.stderr
+
+
+def test_report_shows_what_the_site_alone_knows(tmp_path: Path, kit: Path) -> None:
+    Consortium(tmp_path).run(small_plan())
+    together = orchard.run(small_experiment(), small_arrays())
+    assert together.relationships is not None
+    done = orchard_command("site", "report", str(kit), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 rounds of apple" in done.stdout
+    for site, strength in zip(SITES, together.relationships[-1, 0], strict=True):
+        assert f"{site:24} {strength:+.4f}" in done.stdout
+
+
+def test_export_gives_the_model_that_a_simulation_gives(tmp_path: Path, kit: Path) -> None:
+    Consortium(tmp_path).run(small_plan())
+    together = orchard.run(small_experiment(), small_arrays())
+    file = tmp_path / "model.safetensors"
+    done = orchard_command("site", "export", str(kit), "--to", str(file), "--round", "last", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    module = build("mlp", (6,), 3, seed=0)
+    module.load_state_dict(load_file(file))
+    assert torch.equal(Network(module).vector, together.models[0][0])
+    card = (tmp_path / "model.safetensors.md").read_text()
+    assert "by 4 clients together" in card
+    assert "| test data | 12 |" in card
+
+
+def test_export_before_the_first_round_is_refused(tmp_path: Path, kit: Path) -> None:
+    Consortium(tmp_path)
+    done = orchard_command("site", "export", str(kit), "--to", "model.safetensors", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds no whole record of a run yet" in done.stderr
+
+
+# --- A site's data ---
+
+
+def images(folder: Path, classes: dict[str, int]) -> Path:
+    draw = np.random.default_rng(0)
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for k in range(count):
+            Image.fromarray(draw.integers(0, 256, (28, 28), dtype=np.uint8)).save(folder / name / f"{k}.png")
+    return folder
+
+
+def test_a_folder_of_images_takes_its_labels_from_the_classes_agreed_upon(tmp_path: Path) -> None:
+    folder = images(tmp_path / "xrays", {"normal": 30, "tumour": 20})
+    classes = ("cyst", "normal", "stone", "tumour")
+    held = site_data(folder, "north", 0, classes, load_experiment())
+    assert held.holdings().totals().tolist() == [[0, 30, 0, 20]]
+    assert held.class_counts()["test"] == [[0, 6, 0, 4]]
+    assert held.classes == classes
+
+
+def test_a_class_that_nobody_agreed_upon_is_refused(tmp_path: Path) -> None:
+    folder = images(tmp_path / "xrays", {"normal": 5, "tumor": 5})
+    with pytest.raises(Refusal, match="'tumor' is none of those agreed upon: normal, tumour"):
+        site_data(folder, "north", 0, ("normal", "tumour"), load_experiment())
+
+
+def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
+    file = write_npz(tmp_path / "data.npz", small_arrays()[0])
+    with pytest.raises(Refusal, match="label 2, but there are 2 classes from 0"):
+        site_data(file, "north", 0, ("a", "b"), small_experiment())
+
+
+def test_parts_of_a_folder_stay_as_they_are(tmp_path: Path) -> None:
+    for part, count in (("train", 8), ("val", 3), ("test", 4)):
+        images(tmp_path / "xrays" / part, {"normal": count, "tumour": count})
+    held = site_data(tmp_path / "xrays", "north", 0, ("normal", "tumour"), load_experiment())
+    assert held.class_counts() == {"train": [[8, 8]], "validation": [[3, 3]], "test": [[4, 4]]}
