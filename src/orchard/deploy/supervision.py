@@ -26,6 +26,8 @@ STOP = "stop"
 POLL = 1.0
 LOOK_AT_SITES = 3.0
 """Seconds between looks at which sites are there."""
+SETTLING = 30.0
+"""Seconds that a site has to begin with a job."""
 FORGOTTEN = 3
 """Looks in a row at which a party does not know of a job that ran there, after which it is over."""
 TRIES = 5
@@ -101,10 +103,11 @@ class Supervisor:
 
     def _watch(self, job: str) -> str:
         """Follow a job until it is over; end it where a site has been lost or an absent one is back."""
-        looked, over = time.monotonic(), 0
+        began = looked = time.monotonic()
+        over = 0
         asked: dict[str, Any] = {}
         missed: dict[str, int] = {}
-        """By site that has been at work on the job: looks in a row at which it was not."""
+        """By site that has been at work on the job, or had the time to begin: looks in a row at which it was not."""
         while True:
             status = self.server.status(job)
             over = over + 1 if self.server.is_over(job, status) else 0
@@ -117,6 +120,8 @@ class Supervisor:
             if progress and time.monotonic() - looked > LOOK_AT_SITES:  # while it begins or ends, sites come and go
                 looked = time.monotonic()
                 there = self.server.sites()
+                if looked - began > SETTLING:
+                    missed = dict.fromkeys(self._state().get("present", []), 0) | missed
                 lost = self._lost(job, there, missed)
                 if lost:
                     self.say(f"lost: {', '.join(lost)}")
@@ -128,7 +133,7 @@ class Supervisor:
             time.sleep(POLL)
 
     def _lost(self, job: str, there: dict[str, Seen], missed: dict[str, int]) -> list[str]:
-        """Return the sites that were at work on a job, and answered several times in a row that they are not."""
+        """Return the sites that should be at work on a job, and answered several times in a row that they are not."""
         for site, seen in there.items():
             if job in seen.jobs:
                 missed[site] = 0

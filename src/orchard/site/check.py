@@ -29,7 +29,7 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     torch.set_num_threads(plan.experiment.threads)
     known = _enrolled(plan, name, settings)
     for part, row in known.record.about["counts"].items():
-        held = ", ".join(f"{n} {label}" for label, n in zip(plan.agreement.classes, row, strict=True))
+        held = ", ".join(f"{label}: {n}" for label, n in zip(plan.agreement.classes, row, strict=True))
         yield f"data, {part}: {sum(row)} samples ({held})"
     _try_writing(settings.records)
     yield f"records: {settings.records} can be written"

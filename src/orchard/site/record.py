@@ -42,12 +42,15 @@ class SiteRecord:
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder, self.about = folder, dict(about)
+        self.written: dict[str, Any] | None = None
+        """What was written last by this process, which need not be read again."""
 
     def newest(self, at_most: int | None = None) -> dict[str, Any] | None:
         """Return the newest record after at most so many rounds, or None."""
-        found, _ = read_newest(self.folder, at_most)
-        content: dict[str, Any] | None = found
-        return content
+        if self.written and (at_most is None or self.written["rounds"] <= at_most):
+            return self.written
+        found: tuple[dict[str, Any] | None, list[str]] = read_newest(self.folder, at_most)
+        return found[0]
 
     def write(self, before: Mapping[str, Any] | None, turn: Turn) -> None:
         """Write what a turn left, on top of the record before it."""
@@ -62,6 +65,7 @@ class SiteRecord:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         write_checkpoint(self.folder, turn.round + 1, content)
+        self.written = content
 
 
 def answer_of(record: Mapping[str, Any]) -> Answer:

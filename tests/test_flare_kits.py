@@ -1,0 +1,124 @@
+"""Startup kits: what a party allows from the first day on, and how parties come and go."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+pytest.importorskip("nvflare")
+
+from cryptography import x509
+
+from helpers import orchard_command
+from orchard.consortium import Consortium, load_consortium
+from orchard.deploy.job import write_job
+from orchard.deploy.provision import make_kits
+from orchard.errors import Refusal
+from sites import small_plan
+
+PARTIES = {"name": "lungs", "server": "hub.example.org", "coordinator": "ada@example.org", "storage": "/srv/orchard"}
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("kits")
+    make_kits(Consortium.model_validate({**PARTIES, "sites": ["north", "south"]}), home)
+    return home
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_keys_are_for_their_owners_alone(kits: Path) -> None:
+    keys = [*kits.rglob("*.key"), *(kits / "authority").rglob("cert.json")]
+    assert len(keys) == 5
+    assert {mode(key) for key in keys} == {0o600}
+    assert {mode(kits / name) for name in ("authority", "north", "hub.example.org", "ada@example.org")} == {0o700}
+
+
+def test_the_authoritys_key_is_in_its_own_folder_alone(kits: Path) -> None:
+    secret = json.loads(next((kits / "authority").rglob("cert.json")).read_text())["root_pri_key"]
+    for file in kits.rglob("*"):
+        if file.is_file() and "authority" not in file.parts:
+            assert secret[:100] not in file.read_text(errors="replace"), file
+
+
+@pytest.mark.parametrize(
+    ("party", "component"),
+    [("north", "orchard.site.executor.SiteExecutor"), ("hub.example.org", "orchard.deploy.controller.RunController")],
+)
+def test_a_party_runs_orchards_component_and_no_other(kits: Path, party: str, component: str) -> None:
+    resources = json.loads((kits / party / "local" / "resources.json").read_text())
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["class_allow_list"] == [component]
+    assert not list((kits / party / "local").glob("*.default"))
+
+
+def test_a_site_allows_its_coordinator_three_things(kits: Path) -> None:
+    policy = json.loads((kits / "north" / "local" / "authorization.json").read_text())
+    rights = policy["permissions"].pop("project_admin")
+    assert policy["permissions"] == {}
+    assert {right for right, who in rights.items() if who != "none"} == {"submit_job", "check_status", "abort_job"}
+    assert rights["byoc"] == rights["shell_commands"] == "none"
+
+
+def test_logs_stay_at_their_site_and_jobs_are_signed(kits: Path) -> None:
+    resources = json.loads((kits / "north" / "local" / "resources.json").read_text())
+    assert resources["allow_log_streaming"] is False
+    assert "site_log_streamer" not in [component["id"] for component in resources["components"]]
+    for party, file in (("north", "fed_client.json"), ("hub.example.org", "fed_server.json")):
+        assert json.loads((kits / party / "startup" / file).read_text())["require_signed_jobs"] is True
+
+
+def test_a_server_keeps_nothing_in_a_temporary_folder(kits: Path) -> None:
+    text = (kits / "hub.example.org" / "local" / "resources.json").read_text()
+    assert "/tmp" not in text  # noqa: S108
+    assert "/srv/orchard/lungs/jobs" in text
+
+
+def test_a_site_is_added_by_the_same_authority_and_the_others_keep_their_kits(tmp_path: Path) -> None:
+    make_kits(Consortium.model_validate({**PARTIES, "sites": ["north"]}), tmp_path)
+    (tmp_path / "north" / "local" / "site.toml").write_text('data = "mine.npz"')
+    key = (tmp_path / "north" / "startup" / "client.key").read_bytes()
+    made = make_kits(Consortium.model_validate({**PARTIES, "sites": ["north", "south"]}), tmp_path)
+    assert made.made == [tmp_path / "south"]
+    assert (tmp_path / "north" / "startup" / "client.key").read_bytes() == key
+    assert (tmp_path / "north" / "local" / "site.toml").read_text() == 'data = "mine.npz"'
+    authority = x509.load_pem_x509_certificate((tmp_path / "north" / "startup" / "rootCA.pem").read_bytes())
+    newcomer = x509.load_pem_x509_certificate((tmp_path / "south" / "startup" / "client.crt").read_bytes())
+    newcomer.verify_directly_issued_by(authority)
+    assert load_consortium(tmp_path / "ada@example.org" / "local" / "consortium.toml").sites == ["north", "south"]
+
+
+def test_a_job_is_configuration_only(tmp_path: Path) -> None:
+    folder = write_job(tmp_path / "job", small_plan(), ["north", "south"])
+    assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sites": ["north", "north"]}, "two parties have the same name"),
+        ({"sites": ["../north"]}, "letters, digits and hyphens make a name"),
+        ({"storage": "runs"}, "must be an absolute path"),
+        ({"server": "hub; rm -rf /"}, "server"),
+        ({"site": ["north"]}, "site: unknown key; did you mean 'sites'?"),
+    ],
+)
+def test_a_strange_consortium_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "consortium.toml"
+    file.write_text(tomli_w.dumps({**PARTIES, "sites": ["north"], **changes}))
+    with pytest.raises(Refusal, match=message.replace("?", r"\?")):
+        load_consortium(file)
+
+
+def test_init_says_what_to_keep_safe_and_until_when(tmp_path: Path) -> None:
+    (tmp_path / "consortium.toml").write_text(tomli_w.dumps({**PARTIES, "sites": ["north"]}))
+    done = orchard_command("deploy", "init", "consortium.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "made: kits/north" in done.stdout
+    assert "Keep kits/authority on a machine of its own" in done.stdout
+    assert "The first certificate expires on 20" in done.stdout
