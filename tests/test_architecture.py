@@ -28,6 +28,7 @@ ROOMS = [
     "kept",
     "folder",
     "environment",
+    "resuming",
     "runs",
     "card",
     "export",

@@ -1,5 +1,6 @@
 """What is written comes back as it was, and is on the disk before anything builds on it."""
 
+import hashlib
 import json
 import os
 from collections import OrderedDict, namedtuple
@@ -100,12 +101,36 @@ def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
     assert problem == f"{file}: its checksum is wrong"
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"sha256": 1}', "[]", '{"sha256": "", "state": {"oops": []}}'])
-def test_nonsense_is_damage_and_no_crash(text: str, tmp_path: Path) -> None:
+def hostile(state: object) -> str:
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    return json.dumps({"sha256": digest, "state": state})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "cannot be read"),
+        ('{"sha256": 1}', "cannot be read"),
+        ("[]", "cannot be read"),
+        (hostile({"map": []}), "'map' is unknown here"),
+        (hostile({"dict": [[[], 1]]}), "cannot be read: unhashable"),
+        (hostile({"array": 3}), "cannot be read"),
+        (hostile({"tensor": "x", "device": "cpu"}), "lacks the tensor 'x'"),
+    ],
+)
+def test_nonsense_is_damage_and_no_crash(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "rounds-00001.json").write_text(text)
-    content, problems = read_newest(tmp_path)
+    write_tensors(tmp_path / "rounds-00001.safetensors", {})
+    content, (said,) = read_newest(tmp_path)
     assert content is None
-    assert len(problems) == 1
+    assert problem in said
+
+
+def test_a_copy_beside_the_checkpoints_is_none(tmp_path: Path) -> None:
+    there_and_back(1, tmp_path)
+    for name in ("rounds-00001-1.json", "notes.txt"):
+        (tmp_path / "checkpoints" / name).write_text("{}")
+    assert read_newest(tmp_path / "checkpoints") == ({"value": 1}, [])
 
 
 # --- On the disk, in order ---

@@ -167,6 +167,17 @@ def test_double_precision_and_buffers_that_are_not_state_go_with_the_model(suffi
     assert "a batch of samples of shape 6, float64" in card.read_text()
 
 
+class OneByOne(nn.Module):
+    """Traced with a batch of two, it takes batches of two alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.layer(row) for row in x])
+
+
 class Untraceable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -178,8 +189,9 @@ class Untraceable(nn.Module):
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-def test_a_network_that_cannot_be_traced_is_refused(suffix: str, tmp_path: Path) -> None:
-    orchard.run(small_experiment(model=Untraceable, out=tmp_path / "run"), small_arrays())
+@pytest.mark.parametrize("network", [Untraceable, OneByOne])
+def test_a_network_that_cannot_be_traced_is_refused(network: type[nn.Module], suffix: str, tmp_path: Path) -> None:
+    orchard.run(small_experiment(model=network, out=tmp_path / "run"), small_arrays())
     with pytest.raises(orchard.Refusal, match=f"{suffix}: the network cannot be written so: .*; try .safetensors"):
         export_model(tmp_path / "run", "0", tmp_path / f"m{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -279,6 +291,29 @@ def test_a_file_does_not_choose_how_much_memory_is_taken(tmp_path: Path) -> None
     save_file({"x": torch.zeros(1)}, tmp_path / "bomb.safetensors", {"orchard": json.dumps(about)})
     with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp': the names or shapes"):
         load_classifier(tmp_path / "bomb.safetensors")
+
+
+@pytest.mark.parametrize("about", [{"classes": ["a", "b"]}, {"shape": [1, 16, 17]}])
+def test_an_onnx_file_that_says_nonsense_of_itself_is_refused(
+    trained: Result, about: dict[str, object], tmp_path: Path
+) -> None:
+    import onnx
+
+    export_model(folder_of(trained), "0", tmp_path / "m.onnx")
+    program = onnx.load(tmp_path / "m.onnx")
+    (entry,) = [entry for entry in program.metadata_props if entry.key == "orchard"]
+    entry.value = json.dumps({**json.loads(entry.value), **about})
+    onnx.save(program, tmp_path / "m.onnx")
+    with pytest.raises(orchard.Refusal, match="does not take samples or know classes as it says"):
+        load_classifier(tmp_path / "m.onnx")
+
+
+def test_a_link_is_written_through(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "good.npz", x=np.zeros((3, 1, 16, 16), np.float32))
+    (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
+    orchard_command("predict", str(model), "good.npz", "-o", "link.csv", cwd=tmp_path)
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len((tmp_path / "target.csv").read_text().splitlines()) == 4
 
 
 def test_predictions_are_written_whole_or_not_at_all(model: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
+from torch import Tensor, nn
 
 import orchard
 from crashing import same, started
 from helpers import Dropping, method, small_arrays, small_experiment
+from orchard.checkpoints import write_checkpoint
 from orchard.errors import ResumeWarning, Stopped
 from orchard.folder import RunFolder
 from orchard.methods import BUILT_IN
@@ -148,7 +152,7 @@ def test_an_extension_that_is_stopped_is_an_interrupted_run(tmp_path: Path) -> N
     assert same(resume(folder, small_arrays()), whole("fedavg", rounds=7))
 
 
-def test_a_finished_run_can_be_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_reading_a_finished_run_writes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     orchard.run(small_experiment(out=folder), small_arrays())
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
@@ -170,6 +174,92 @@ def test_an_edited_experiment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(orchard.Refusal, match="has 2 rounds already, not 1"):
         resume(tmp_path / "run", small_arrays())
     file.write_text(original.replace("threads = 1", "threads = 1\nworkers = 1"))  # which decides nothing
+    assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+
+
+def test_a_run_whose_checkpoints_are_gone_is_left_alone(tmp_path: Path) -> None:
+    for folder, finish in ((tmp_path / "finished", True), (tmp_path / "interrupted", False)):
+        if finish:
+            orchard.run(small_experiment(out=folder), small_arrays())
+        else:
+            stopped_after(3, folder)
+        shutil.rmtree(folder / "checkpoints")
+        before = (folder / "metrics.jsonl").read_text()
+        with pytest.raises(orchard.Refusal, match="cannot go on, since its checkpoints are gone"):
+            resume(folder, small_arrays(), rounds=5)
+        assert (folder / "metrics.jsonl").read_text() == before
+        assert (folder / "summary.json").exists() is finish
+
+
+def test_other_data_are_refused_before_the_first_checkpoint_too(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        orchard.run(small_experiment(out=tmp_path / "run", checkpoint_every=3), small_arrays(), progress=interrupted)
+    assert not (tmp_path / "run/checkpoints").exists()
+    arrays = small_arrays()
+    arrays[0].x_train[0] += 1
+    with pytest.raises(orchard.Refusal, match="the data are not those the run began with"):
+        resume(tmp_path / "run", arrays)
+    assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+
+
+def interrupted(exchange: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_data_that_have_moved_are_the_same_data(tmp_path: Path) -> None:
+    data = small_arrays(1)[0]
+    np.savez(tmp_path / "data.npz", x_train=data.x_train, y_train=data.y_train, x_test=data.x_test, y_test=data.y_test)
+    settings = {"dataset": str(tmp_path / "data.npz"), "clients": 1, "partition": "iid", "method": "separate"}
+    asked = iter([False, False])
+    with pytest.raises(Stopped):
+        orchard.run(small_experiment(**settings, out=tmp_path / "run"), stop=lambda: next(asked, True))
+    (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
+    file = tmp_path / "run/experiment.toml"
+    file.write_text(file.read_text().replace("data.npz", "moved.npz"))
+    assert len(resume(tmp_path / "run").rounds) == 3
+
+
+def test_what_comes_after_the_checkpoint_may_be_damaged(tmp_path: Path) -> None:
+    stopped_after(3, tmp_path / "run")
+    with (tmp_path / "run/metrics.jsonl").open("ab") as lines:
+        lines.write(bytes(50) + b"\n")
+    assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
+    stopped_after(1, tmp_path / "other")
+    (tmp_path / "other/metrics.jsonl").unlink()  # of which the checkpoint needs no line yet
+    assert same(resume(tmp_path / "other", small_arrays()), whole("apple"))
+
+
+class Grows(nn.Linear):
+    """A network that somebody edits."""
+
+    features = 3
+
+    def __init__(self) -> None:
+        super().__init__(6, self.features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :3]
+
+
+def test_a_network_that_was_edited_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_after(2, tmp_path / "run", model=Grows)
+    before = (tmp_path / "run/metrics.jsonl").read_text()
+    monkeypatch.setattr(Grows, "features", 4)
+    with pytest.raises(orchard.Refusal, match=r"does not fit the code: AppleServer: cores has shape \(28,\), not \(21"):
+        resume(tmp_path / "run", small_arrays())
+    assert (tmp_path / "run/metrics.jsonl").read_text() == before
+    assert RunFolder(tmp_path / "run").state() == "interrupted"
+
+
+def test_a_setting_that_is_new_refuses_no_run_from_before(tmp_path: Path) -> None:
+    stopped_after(2, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    content, _ = folder.newest_checkpoint()
+    del content["experiment"]["lr_decay"]
+    del content["experiment"]["method"]["selection"]
+    write_checkpoint(tmp_path / "run/checkpoints", content["rounds"], content)
     assert same(resume(tmp_path / "run", small_arrays()), whole("apple"))
 
 
@@ -199,7 +289,7 @@ def test_where_the_data_were_is_remembered(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_model_that_nobody_finds_again_is_said_before_training(tmp_path: Path) -> None:
-    with pytest.warns(ResumeWarning, match="<lambda>': no other process will find it by this name"):
+    with pytest.warns(ResumeWarning, match="<lambda>': will not be found by `orchard resume`"):
         orchard.run(small_experiment(model=lambda: Dropping(), out=tmp_path / "run"), small_arrays())
 
 

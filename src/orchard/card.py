@@ -105,7 +105,9 @@ def _command(about: Mapping[str, Any], file: Path) -> str:
     if file.suffix == ".pt2":  # which may hold pickles: only its maker should load it
         return f"scores = torch.export.load({file.name!r}).module()(samples)"
     own = f" --model {shlex.quote(about['model'])}" if file.suffix == ".safetensors" and ":" in about["model"] else ""
-    samples = "images..." if len(about["shape"]) == 3 and about["shape"][0] in (1, 3) else "samples.npz"
+    channels, *sides = about["shape"]
+    images = channels in (1, 3) and len(sides) == 2 and sides[0] == sides[1]
+    samples = "images..." if images else "samples.npz"
     return f"orchard predict {shlex.quote(file.name)} {samples}{own}"
 
 

@@ -9,6 +9,7 @@ so whatever a power cut leaves is the old checkpoint, the new one, or both.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -69,7 +70,8 @@ def forget_newer(folder: Path, rounds: int) -> None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rounds-*[0-9].json"), key=lambda path: (len(path.name), path.name), reverse=True)
+    found = [path for path in folder.glob("*.json") if re.fullmatch(r"rounds-\d+", path.stem)]
+    return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def _read(path: Path) -> Any:
@@ -88,7 +90,7 @@ def _read(path: Path) -> Any:
         return _unpacked(state, tensors)
     except KeyError as missing:
         raise Damaged(f"{path.with_suffix('.safetensors')}: lacks the tensor {missing}") from None
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{path}: cannot be read: {error}") from None
 
 
@@ -136,6 +138,8 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return dict(_unpacked(inner, tensors))
         case dict():
             ((kind, inner),) = value.items()
+            if kind not in COLLECTIONS:
+                raise ValueError(f"{kind!r} is unknown here; perhaps another version of Orchard wrote it")
             return COLLECTIONS[kind](_unpacked(inner, tensors))
         case list():
             return [_unpacked(item, tensors) for item in value]

@@ -142,6 +142,10 @@ class Half:
         """Take over what a half of the same kind remembered."""
         if set(state) != set(self.keeps):
             raise ValueError(f"{type(self).__name__} keeps {sorted(self.keeps)}, not {sorted(state)}")
+        for name, value in state.items():
+            mine, theirs = _shape(getattr(self, name)), _shape(value)
+            if mine and theirs and mine != theirs:
+                raise ValueError(f"{type(self).__name__}: {name} has shape {mine}, not {theirs}")
         vars(self).update(state)
 
     def check_kept(self, before: Mapping[str, Any]) -> None:
@@ -151,6 +155,12 @@ class Half:
         if forgotten:
             kind = type(self).__name__
             raise TypeError(f"{kind} changes {', '.join(forgotten)}: name it in {kind}.keeps, so that a run can resume")
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    """Return the shape of a tensor, or of the first of several."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return next((tuple(item.shape) for item in values if isinstance(item, Tensor)), None)
 
 
 class Client(Half, ABC):

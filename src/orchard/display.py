@@ -203,7 +203,7 @@ def print_predictions(model: Path, samples: Sequence[Path], output: Path | None,
         if output is None:
             sys.stdout.write(table.getvalue())
             sys.stdout.flush()
-        elif output.exists() and not output.is_file():  # a device or a pipe is written to, never replaced
+        elif output.is_symlink() or (output.exists() and not output.is_file()):  # what is no file is never replaced
             output.write_text(table.getvalue(), "utf-8")
         else:
             write_durably(output, table.getvalue())

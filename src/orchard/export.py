@@ -118,6 +118,7 @@ def _as_pt2(module: nn.Module, example: Tensor, about: dict[str, Any]) -> bytes:
     content = io.BytesIO()
     with _tracing(".pt2"):
         program = torch.export.export(module, (example,), dynamic_shapes=_ANY_BATCH)
+        _compare(program.module()(_others(example)), module, example)
         torch.export.save(program, content, extra_files={f"{ABOUT}.json": json.dumps(about)})
     return content.getvalue()
 
@@ -142,11 +143,19 @@ def _as_onnx(module: nn.Module, example: Tensor, about: dict[str, Any]) -> bytes
         program.model.metadata_props[ABOUT] = json.dumps(about)
         content: bytes = program.model_proto.SerializeToString()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        x = torch.randn(5, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
-        (given,) = session.run(None, {"samples": x.numpy()})
-        with torch.inference_mode():
-            torch.testing.assert_close(torch.from_numpy(given), module(x), rtol=1e-3, atol=1e-4)
+        (given,) = session.run(None, {"samples": _others(example).numpy()})
+        _compare(torch.from_numpy(given), module, example)
     return content
+
+
+def _others(example: Tensor) -> Tensor:
+    """Return samples to try an exported model on: others than it was traced with, and another number of them."""
+    return torch.randn(5, *example.shape[1:], generator=torch.Generator().manual_seed(0)).to(example.dtype)
+
+
+def _compare(given: Tensor, module: nn.Module, example: Tensor) -> None:
+    with torch.inference_mode():
+        torch.testing.assert_close(given, module(_others(example)), rtol=1e-3, atol=1e-4)
 
 
 FORMATS: dict[str, Callable[[nn.Module, Tensor, dict[str, Any]], bytes]] = {

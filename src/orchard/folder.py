@@ -74,11 +74,11 @@ class RunFolder:
             raise Refusal(f"{self.path / name}: cannot be read: {error}") from None
         return content
 
-    def rounds(self) -> list[Round]:
-        """Return the finished rounds; a last line that a crash cut short is none."""
+    def rounds(self, most: int | None = None) -> list[Round]:
+        """Return the finished rounds, or the first of them; a last line that a crash cut short is none."""
         file = self.path / "metrics.jsonl"
         rounds = []
-        for number, line in enumerate(_lines(file)):
+        for number, line in enumerate(_lines(file)[:most]):
             try:
                 entry = Round.from_json(json.loads(line))
                 if entry.round != number:
@@ -100,6 +100,11 @@ class RunFolder:
             return Result(experiment, holdings, federation, known["initial_notes"], self.rounds())
         except (KeyError, TypeError, ValueError) as error:
             raise Refusal(f"{self.path / 'federation.json'}: is damaged: {error!r}") from None
+
+    def has_come_further_than_a_checkpoint(self) -> bool:
+        """Tell whether there must have been a checkpoint by now."""
+        first = self.experiment().checkpoint_every or 1
+        return bool(self.read("summary.json")) or len(_lines(self.path / "metrics.jsonl")) > first
 
     def newest_checkpoint(self) -> tuple[Any, list[str]]:
         """Return the newest checkpoint that is whole, or None, and what is wrong with newer ones."""
@@ -167,6 +172,7 @@ class RunFolder:
         """Forget all but the lines of so many rounds and the checkpoint built on them: the others are run again."""
         forget_newer(self.path / "checkpoints", after + 1)
         file = self.path / "metrics.jsonl"
+        file.touch()
         os.truncate(file, sum(len(line) for line in _lines(file)[:after]))
 
     def checkpoint_is_due(self, rounds: int, experiment: Experiment) -> bool:
@@ -184,7 +190,7 @@ class RunFolder:
         self.models.save(worth)
         try:
             write_checkpoint(self.path / "checkpoints", rounds, content)
-        except (TypeError, ValueError) as error:  # a method keeps what cannot be written
+        except (TypeError, ValueError, KeyError) as error:  # a method keeps what cannot be written
             raise RunFailed(f"the checkpoint after {rounds} rounds: {error}") from None
         self.last_checkpoint = time.monotonic()
         self.checkpoint_cost = self.last_checkpoint - began
@@ -209,5 +215,10 @@ class RunFolder:
 
 def _lines(file: Path) -> list[bytes]:
     """Return the whole lines of a file."""
-    content = file.read_bytes() if file.exists() else b""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Refusal(f"{file}: cannot be read: {error.strerror}") from None
     return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]

@@ -1,7 +1,7 @@
 """The personalised models of the rounds worth keeping: the best, the one chosen by validation, and the last.
 
-They are written with checkpoints only, and deleted only when neither of the last two checkpoints needs them, so that
-going back to a checkpoint finds the models that were best by then.
+They are written with checkpoints, and deleted when neither of the last two checkpoints needs them, so that going back
+to a checkpoint finds the models that were best by then. A finished run keeps what it and its last checkpoint need.
 """
 
 import shutil

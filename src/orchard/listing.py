@@ -33,7 +33,7 @@ def listed_runs(root: Path) -> tuple[list[Listed], list[str]]:
             runs.append(_listed(RunFolder(file.parent)))
         except Refusal as refusal:
             damaged.append(str(refusal))
-        except (KeyError, ValueError, TypeError) as error:
+        except (OSError, KeyError, ValueError, TypeError) as error:
             damaged.append(f"{file.parent}: cannot be read: {error!r}")
     return sorted(runs, key=lambda entry: entry.started), damaged
 
@@ -42,6 +42,9 @@ def _listed(folder: RunFolder) -> Listed:
     experiment, rounds = folder.experiment(), folder.rounds()
     means = folder.result().accuracy().mean(axis=1) if rounds else np.full(1, np.nan)
     best = None if np.isnan(means).all() else float(np.nanmax(means))
+    about = folder.read("environment.json")
+    if not about:
+        raise Refusal(f"{folder.path}: was stopped before it began")
     return Listed(
         folder.path.name,
         folder.state(),
@@ -50,5 +53,5 @@ def _listed(folder: RunFolder) -> Listed:
         len(rounds),
         experiment.rounds,
         best,
-        datetime.fromisoformat(folder.read("environment.json")["started"]),
+        datetime.fromisoformat(about["started"]),
     )

@@ -93,7 +93,7 @@ def _from_safetensors(file: Path, model: str | None) -> Classifier:
         module.load_state_dict({key: tensor for key, tensor in tensors.items() if key not in beside})
         for key, buffer in beside.items():
             buffer.copy_(tensors[key])
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise Refusal(f"{file}: does not fit the network {name!r}: {error}") from None
     dtype = next(p.dtype for p in module.parameters())
     return Classifier(about["classes"], shape, torch.inference_mode()(lambda x: module(x.to(dtype))))
@@ -119,13 +119,19 @@ def _from_onnx(file: Path) -> Classifier:
     except Exception as error:  # its errors have no common class
         raise Refusal(f"{file}: cannot be read: {error}") from None
     about = _about(session.get_modelmeta().custom_metadata_map.get(ABOUT), file)
-    name = session.get_inputs()[0].name
-    dtype = torch.float64 if session.get_inputs()[0].type == "tensor(double)" else torch.float32
-    return Classifier(
-        about["classes"],
-        tuple(about["shape"]),
-        lambda batch: torch.from_numpy(session.run(None, {name: batch.to(dtype).numpy()})[0]),
-    )
+    shape, taken = tuple(about["shape"]), session.get_inputs()[0]
+    dtype = torch.float64 if taken.type == "tensor(double)" else torch.float32
+
+    def scores(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {taken.name: batch.to(dtype).numpy()})[0])
+
+    try:
+        fits = scores(torch.zeros(2, *shape)).shape == (2, len(about["classes"]))
+    except Exception:
+        fits = False
+    if not fits:
+        raise Refusal(f"{file}: does not take samples or know classes as it says of itself")
+    return Classifier(about["classes"], shape, scores)
 
 
 def _about(text: str | None, file: Path) -> dict[str, Any]:

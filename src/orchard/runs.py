@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from orchard.contract import Server
 from orchard.data import ClientArrays, FederatedData, federated_data, from_arrays
 from orchard.engines.local import LocalEngine
-from orchard.environment import LIBRARIES, environment
+from orchard.environment import environment
 from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning, RunFailed, Stopped
 from orchard.experiment import Experiment, explain
 from orchard.folder import RunFolder
 from orchard.models import find_factory
 from orchard.record import Round, by_name
 from orchard.results import Result
+from orchard.resuming import compared_environment, deciding, refuse_changed_experiment, usable_checkpoint
 from orchard.rounds import Exchange, form_federation, run_rounds
 
 Progress = Callable[[Exchange], None]
@@ -29,9 +30,6 @@ Stop = Callable[[], bool]
 Data = Sequence[ClientArrays] | FederatedData
 """Each client's data as arrays, or data loaded before."""
 Wants = Mapping[int, tuple[int, ...]]
-
-CODE = ("orchard", "code", "python", *LIBRARIES)
-"""What of the environment decides a result's last bits."""
 
 
 def run(
@@ -66,14 +64,14 @@ def resume(
     with RunFolder(path).held() as folder:
         experiment = _extended(folder.experiment(), rounds).model_copy(update={"out": path})
         _refuse_missing_device(experiment.device)
-        checkpoint = _usable_checkpoint(folder)
+        checkpoint = usable_checkpoint(folder)
         if checkpoint:
-            _refuse_changed_experiment(folder, experiment, checkpoint)
+            refuse_changed_experiment(folder, experiment, checkpoint)
         with _gathered(experiment, data) as parties:
-            about, wants = {}, parties.wants
-            if checkpoint:
-                about = _compared_environment(parties, folder)
-                wants = _take_up(parties, folder, checkpoint)
+            about = {}
+            if checkpoint or folder.read("environment.json"):  # else it was stopped before it began
+                about = compared_environment(folder, experiment, parties.fingerprint)
+            wants = _take_up(parties, folder, checkpoint) if checkpoint else parties.wants
             # Nothing is written before all that may be refused has been looked at. The summary goes first: a run
             # that is cut off here is one to go on with, never a finished one of another length.
             with folder.on_disk():
@@ -187,7 +185,7 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
     elif stopping or folder.checkpoint_is_due(r + 1, experiment):
         content = {
             "rounds": r + 1,
-            "experiment": experiment.identity(),
+            "experiment": deciding(experiment),
             "server": parties.server.state(),
             "clients": parties.engine.state(),
             "wants": exchange.wants,
@@ -218,54 +216,16 @@ def _finished(folder: RunFolder) -> Result:
     return result
 
 
-def _usable_checkpoint(folder: RunFolder) -> Any:
-    """Return the newest checkpoint that is whole, saying so if it is not the newest; None if there never was one."""
-    checkpoint, problems = folder.newest_checkpoint()
-    if checkpoint is None and problems:
-        listed = "\n".join(problems)
-        raise NothingToGoOnFrom(
-            f"{folder.path}: cannot go on, since no checkpoint is whole:\n{listed}\nstart a new run instead"
-        )
-    for problem in problems:
-        after = f"going on from the checkpoint after {checkpoint['rounds']} rounds"
-        warnings.warn(f"{problem}; {after}", ResumeWarning, stacklevel=3)
-    return checkpoint
-
-
-def _refuse_changed_experiment(folder: RunFolder, experiment: Experiment, checkpoint: Mapping[str, Any]) -> None:
-    """Refuse an experiment that is no longer the one a checkpoint was written by; only its length may grow."""
-    then, now = checkpoint["experiment"], experiment.identity()
-    changed = [key for key in now if key != "rounds" and then.get(key) != now[key]]
-    if changed:
-        listed = ", ".join(f"{key} (was {then.get(key)!r}, now {now[key]!r})" for key in changed)
-        file = folder.path / "experiment.toml"
-        raise Refusal(f"{file}: was changed since the run began: {listed}; change it back, or start a new run")
-    if experiment.rounds < checkpoint["rounds"]:
-        raise Refusal(f"{folder.path}: has {checkpoint['rounds']} rounds already, not {experiment.rounds}")
-
-
-def _compared_environment(parties: _Parties, folder: RunFolder) -> dict[str, Any]:
-    """Refuse to go on with other data; warn of other code; return the record, and that the run goes on here."""
-    then, now = folder.read("environment.json"), environment(parties.experiment)
-    if not then:
-        text = f"{folder.path / 'environment.json'}: is missing, so whether data and code are the same is not known"
-        warnings.warn(text, ResumeWarning, stacklevel=3)
-        return {**now, "data": parties.fingerprint}
-    if then.get("data") != parties.fingerprint:
-        raise Refusal(f"{folder.path}: the data are not those the run began with; bring them back, or start a new run")
-    changed = [f"{what} ({then.get(what)}, now {now[what]})" for what in CODE if then.get(what) != now[what]]
-    if changed:
-        text = f"since the run began there have changed: {', '.join(changed)}; its result may not be the same"
-        warnings.warn(text, ResumeWarning, stacklevel=3)
-    return {**then, "resumed": [*then.get("resumed", []), now]}
-
-
 def _take_up(parties: _Parties, folder: RunFolder, checkpoint: Mapping[str, Any]) -> Wants:
     """Bring all parties to where a checkpoint left them; return what each client wants next."""
     done, result = checkpoint["rounds"], parties.result
-    result.rounds = [*folder.rounds()[: done - 1], Round.from_json(checkpoint["unfinished"])]
+    try:
+        result.rounds = [*folder.rounds(done - 1), Round.from_json(checkpoint["unfinished"])]
+    except Refusal as damage:
+        raise NothingToGoOnFrom(str(damage)) from None
     if len(result.rounds) != done:
-        raise Refusal(f"{folder.path / 'metrics.jsonl'}: lacks rounds that the checkpoint after {done} builds on")
+        file = folder.path / "metrics.jsonl"
+        raise NothingToGoOnFrom(f"{file}: lacks rounds that the checkpoint after {done} builds on")
     try:
         parties.server.restore(checkpoint["server"])
         parties.engine.restore(checkpoint["clients"])
@@ -299,8 +259,8 @@ def _say_if_bound_to_this_process(experiment: Experiment) -> None:
     except Refusal:
         found = False
     if not found:
-        text = f"model = {name!r}: no other process will find it by this name, so none can resume or export the run"
-        warnings.warn(f"{text}; to change that, put it into a module of its own", ResumeWarning, stacklevel=3)
+        text = f"model = {name!r}: will not be found by `orchard resume` and `orchard export`"
+        warnings.warn(f"{text}; put it into a module of its own", ResumeWarning, stacklevel=3)
 
 
 def _refuse_missing_device(name: str) -> None:

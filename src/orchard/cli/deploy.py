@@ -11,7 +11,9 @@ from orchard.cli.options import RUNS, Quiet, app
 if TYPE_CHECKING:
     from orchard.results import Result
 
-deploy_app = typer.Typer(no_args_is_help=True, help="Coordinate silos on separate machines (needs orchard[deploy]).")
+deploy_app = typer.Typer(
+    no_args_is_help=True, help="Coordinate silos on separate machines (needs nvflare: orchard\\[deploy])."
+)
 app.add_typer(deploy_app, name="deploy")
 
 Kit = Annotated[Path, typer.Option("--kit", help="The coordinator's startup kit.")]
