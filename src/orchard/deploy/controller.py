@@ -20,6 +20,7 @@ from nvflare.apis.signal import Signal
 
 from orchard.deploy.coordinator import coordinate, defined
 from orchard.deploy.job import PRESENT, RESULTS, TASK, TOPIC
+from orchard.deploy.provision import SERVER
 from orchard.engines.flare.engine import FlareEngine
 from orchard.engines.flare.messages import Message
 from orchard.errors import RunFailed
@@ -28,7 +29,6 @@ from orchard.plan import Plan
 from orchard.results import Result
 from orchard.site.executor import MESSAGE, PARCELS
 
-SERVER = "local/server.toml"
 LOOK = 0.05
 """Seconds between looks at whether answers have come."""
 PARCEL = 4 * 2**20
