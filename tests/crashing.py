@@ -1,10 +1,8 @@
 """Runs in processes of their own, which die."""
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,6 @@ from helpers import small_arrays, small_experiment
 from orchard.results import Result
 
 DISK = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree"})
-
-
-def started(**arguments: Any) -> BaseProcess:
-    """Start `small_run_in` in a process of its own, forked from one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crashing"])
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # else the preload does not find this file
-    process = context.Process(target=small_run_in, kwargs=arguments, daemon=True)
-    process.start()
-    return process
 
 
 def small_run_in(folder: Path, changes: dict[str, Any], *, die_at: int | None = None) -> None:

@@ -1,9 +1,6 @@
 """Small federations that train in milliseconds."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -108,13 +105,3 @@ class SmallFederation:
 
 def method(name: str, **parameters: object) -> dict[str, object]:
     return {"name": name, **parameters}
-
-
-def orchard_command(
-    *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    command = [sys.executable, "-c", "from orchard.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import orchard_command
+from processes import orchard_command
 
 
 def modules_after(code: str) -> set[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers import orchard_command
 from orchard.comparison import Comparison, Contender, Row, Spread, compare, parse_contender
 from orchard.errors import Refusal, Stopped
 from orchard.experiment import Experiment, load_experiment
@@ -18,6 +17,7 @@ from orchard.folder import RunFolder
 from orchard.methods.apple import Apple
 from orchard.runs import resume
 from orchard.tables import as_csv, as_latex, as_markdown
+from processes import orchard_command
 
 QUICK = ["epochs=1", "rounds=2", "model=mlp", "batch_size=64"]
 

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import orchard
-from helpers import Dropping, orchard_command, small_arrays, small_experiment
+from helpers import Dropping, small_arrays, small_experiment
 from orchard.data import ClientArrays, from_arrays
 from orchard.export import Choice, export_model
 from orchard.folder import RunFolder
 from orchard.prediction import batches, classify, load_classifier
 from orchard.results import Result
+from processes import orchard_command
 from test_vector import Residual
 
 FORMATS = (".safetensors", ".pt2", ".onnx")

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from processes import orchard_command
+
 pytest.importorskip("nvflare")
 
 from cryptography import x509
 
-from helpers import orchard_command
 from orchard.consortium import Consortium, load_consortium
 from orchard.deploy.job import write_job
 from orchard.deploy.provision import make_kits

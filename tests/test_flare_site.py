@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import orchard
-from helpers import orchard_command, small_arrays, small_experiment
+from helpers import small_arrays, small_experiment
 from orchard.consortium import FILE
 from orchard.consortium import Consortium as Agreed
 from orchard.data import site_data
@@ -19,6 +19,7 @@ from orchard.errors import Refusal
 from orchard.experiment import load_experiment
 from orchard.models import build
 from orchard.vector import Network
+from processes import orchard_command
 from sites import SITES, Consortium, small_plan, write_npz
 
 EXPERIMENT = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "lr": 0.05}

@@ -18,13 +18,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import orchard
-from helpers import orchard_command, small_arrays, small_experiment
+from helpers import small_arrays, small_experiment
 from orchard.comparison import Comparison, Row, Spread
 from orchard.data import ClientArrays, Holdings, from_arrays
 from orchard.display import print_result
 from orchard.experiment import Experiment
 from orchard.holdings import class_legend, draw_holdings, holdings_tables
 from orchard.tables import gains_table, rich_table
+from processes import orchard_command
 
 ODD_NAMES = [":smile:", "[red]x", "[/]", "$a_b$", "日本医院"]
 

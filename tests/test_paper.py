@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT, orchard_command
+from helpers import ROOT
 from orchard.catalogue import CATALOGUE
 from orchard.comparison import Contender, Spread
 from orchard.experiment import Experiment
@@ -14,6 +14,7 @@ from orchard.paper.document import document
 from orchard.paper.protocol import ROWS, WITHOUT_PENALTY, apple_parameters, base_experiment, contenders, published
 from orchard.paper.reproduce import Cell, Reproduction, claims, table_rows
 from orchard.paper.tuning import tuned
+from processes import orchard_command
 from test_comparison import Log
 
 DATASETS = ("mnist", "cifar10", "organamnist", "pathmnist")
@@ -105,6 +106,7 @@ def test_the_document_is_what_was_measured() -> None:
     assert (ROOT / "docs/results.md").read_text() == document(ROOT / "results")
 
 
+@pytest.mark.slow
 def test_tuning_takes_what_validation_prefers(tmp_path: Path) -> None:
     """Of nine pairs of learning rate and decay; the smaller rates learn nothing in one round."""
     base = Experiment(rounds=1, epochs=1, clients=2, model="mlp")

@@ -19,7 +19,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 import orchard
-from crashing import same, started
+from crashing import same, small_run_in
 from helpers import Dropping, method, small_arrays, small_experiment
 from orchard.checkpoints import write_checkpoint
 from orchard.errors import ResumeWarning, Stopped
@@ -28,6 +28,7 @@ from orchard.methods import BUILT_IN
 from orchard.methods.apple import Apple, AppleClient
 from orchard.results import Result
 from orchard.runs import resume
+from processes import started
 from test_vector import Residual
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -82,7 +83,7 @@ def test_killed_at_any_operation_on_the_disk(tmp_path: Path) -> None:
     died = 0
     for operation in range(0, 1000, 3):
         folder = tmp_path / str(operation)
-        process = started(folder=folder, changes=changes, die_at=operation)
+        process = started(small_run_in, folder=folder, changes=changes, die_at=operation)
         process.join()
         if process.exitcode == 0:
             break
@@ -93,14 +94,15 @@ def test_killed_at_any_operation_on_the_disk(tmp_path: Path) -> None:
     assert died > 25
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    draw = random.Random(0)  # noqa: S311
+@pytest.mark.parametrize("wanted", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(wanted: int, tmp_path: Path) -> None:
+    draw = random.Random(wanted)  # noqa: S311
     names = cycle(name for name in VARIANTS if name != "dropout")
     kills = 0
-    while kills < 20:
+    while kills < wanted:
         name = next(names)
         folder, changes = tmp_path / f"{kills}-{name}", {**VARIANTS[name], "rounds": 25}
-        process = started(folder=folder, changes=changes)
+        process = started(small_run_in, folder=folder, changes=changes)
         while not (folder / "checkpoints").exists():
             time.sleep(0.005)
         process.join(draw.uniform(0, 0.25))
@@ -421,7 +423,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused_and_a_dead_holder_is_not_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = started(folder=folder, changes={"rounds": 10_000})
+    process = started(small_run_in, folder=folder, changes={"rounds": 10_000})
     while not (folder / "checkpoints").exists():
         time.sleep(0.01)
     assert RunFolder(folder).state() == "running"
@@ -437,7 +439,7 @@ def test_a_folder_in_use_is_refused_and_a_dead_holder_is_not_waited_for(tmp_path
 
 def test_of_two_runs_that_want_the_same_new_folder_one_gets_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = started(folder=folder, changes={"rounds": 10_000})
+    first = started(small_run_in, folder=folder, changes={"rounds": 10_000})
     while not (folder / ".holder.json").exists():
         time.sleep(0.001)
     with pytest.raises(orchard.Refusal, match=r"is in use by process|holds something already"):
