@@ -49,6 +49,7 @@ def _command(arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)  # as a Python that starts would
     os.chdir(cwd)
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     sys.argv = ["orchard", *arguments]
