@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import orchard
-from helpers import small_arrays, small_experiment
+from helpers import Dropping, method, small_arrays, small_experiment
+from orchard.errors import Stopped
+from orchard.methods import BUILT_IN
 from orchard.results import Result
 
 DISK = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree"})
@@ -47,3 +50,28 @@ def same(one: Result, other: Result) -> bool:
     """Tell whether two runs gave the same, bit for bit."""
     mine, theirs = what_it_gave(one), what_it_gave(other)
     return mine[0] == theirs[0] and torch.equal(mine[1], theirs[1])
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"method": name} for name in BUILT_IN},
+    "apple-budget": {"method": method("apple", budget=1)},
+    "fedfomo-budget": {"method": method("fedfomo", budget=2)},
+    "fedavg-ft-short": {"method": method("fedavg-ft", tuning_epochs=1)},
+    "dropout": {"model": Dropping},
+}
+_whole: dict[str, Result] = {}
+
+
+def whole(name: str, **changes: Any) -> Result:
+    """The run that nobody interrupts."""
+    key = f"{name} {changes}"
+    if key not in _whole:
+        _whole[key] = orchard.run(small_experiment(**VARIANTS[name], **changes), small_arrays())
+    return _whole[key]
+
+
+def stopped_after(rounds: int, folder: Path, arrays: Any = None, **changes: Any) -> None:
+    """Run until somebody asks it to stop."""
+    asked = iter([False] * rounds)
+    with pytest.raises(Stopped, match=f"stopped after round {rounds} of"):
+        orchard.run(small_experiment(out=folder, **changes), arrays or small_arrays(), stop=lambda: next(asked, True))

@@ -68,6 +68,26 @@ def test_server_and_sites_go_on_where_they_were(name: str, stopped: int, tmp_pat
     assert same_models(consortium, together)
 
 
+def test_what_a_server_has_set_for_itself_does_not_keep_a_run_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHARD_DATA", str(tmp_path))
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan(), stop_after=1)
+    consortium.restart_sites()
+    assert figures(consortium.run(small_plan())) == figures(orchard.run(small_experiment(), small_arrays()))
+    with pytest.raises(orchard.Refusal, match="the run began with another experiment"):
+        consortium_begun(tmp_path / "other").run(small_plan(lr=0.01))
+
+
+def consortium_begun(home: Path) -> Consortium:
+    """A consortium whose run was stopped after its first round."""
+    home.mkdir()
+    consortium = Consortium(home)
+    consortium.run(small_plan(), stop_after=1)
+    return consortium
+
+
 def test_a_server_that_died_within_a_round_asks_again_and_nobody_trains_twice(tmp_path: Path) -> None:
     together = orchard.run(small_experiment(), small_arrays())
     consortium = Consortium(tmp_path)

@@ -90,6 +90,12 @@ class RunFolder:
 
     def result(self) -> Result:
         """Return the run's figures so far, read back."""
+        result = self.beginning()
+        result.rounds = self.rounds()
+        return result
+
+    def beginning(self) -> Result:
+        """Return what was known before the first round."""
         experiment, known = self.experiment(), self.read("federation.json")
         if not known:
             raise Refusal(f"{self.path}: this run was stopped before it began")
@@ -97,7 +103,7 @@ class RunFolder:
             holdings = Holdings(**{field.name: known[field.name] for field in fields(Holdings)})
             samples = tuple(map(sum, holdings.counts["train"]))
             federation = Federation(experiment, samples, tuple(holdings.shape), len(holdings.classes))
-            return Result(experiment, holdings, federation, known["initial_notes"], self.rounds())
+            return Result(experiment, holdings, federation, known["initial_notes"])
         except (KeyError, TypeError, ValueError) as error:
             raise Refusal(f"{self.path / 'federation.json'}: is damaged: {error!r}") from None
 

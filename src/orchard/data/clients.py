@@ -4,11 +4,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from orchard.data.datasets import load_dataset
 from orchard.data.folders import alike, class_names, read_class_folders
@@ -33,6 +34,11 @@ class ClientData:
     train: Samples
     validation: Samples
     test: Samples
+
+    def beside(self, model: Tensor) -> Self:
+        """Return the data where a model is, in its precision; nothing is copied where both are so already."""
+        parts = (self.train, self.validation, self.test)
+        return type(self)(self.name, *(Samples(part.x.to(model), part.y.to(model.device)) for part in parts))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import gc
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from orchard.contract import Answer, Federation, Server
+from orchard.contract import Answer, Server
 from orchard.data import Holdings
 from orchard.engines.flare.engine import FlareEngine
 from orchard.environment import environment
@@ -22,6 +21,7 @@ from orchard.folder import RunFolder
 from orchard.plan import Plan
 from orchard.record import Round
 from orchard.results import Result
+from orchard.resuming import deciding
 from orchard.rounds import Exchange, form_federation, run_rounds
 
 Follow = Callable[[Result], None]
@@ -71,21 +71,20 @@ def _begun(plan: Plan, folder: RunFolder, engine: FlareEngine) -> Begun | None:
         if problems:
             raise Refusal("\n".join(problems))
         return None
-    if folder.experiment() != plan.experiment:
+    result, done = folder.beginning(), checkpoint["rounds"]
+    # Where things are kept at this machine is in its file too, and is nobody else's matter.
+    if deciding(result.experiment) != deciding(plan.experiment) or result.experiment.rounds != plan.experiment.rounds:
         raise Refusal(f"{folder.path}: the run began with another experiment")
-    done, known = checkpoint["rounds"], folder.read("federation.json")
-    holdings = Holdings(**{field.name: known[field.name] for field in fields(Holdings)})
-    samples = tuple(map(sum, holdings.counts["train"]))
-    federation = Federation(plan.experiment, samples, tuple(holdings.shape), len(holdings.classes))
+    federation = result.federation
     engine.call_up()
     engine.start(federation)
     engine.refuse_fewer_than(plan.min_sites)
     server = plan.experiment.method.server(federation)
     server.restore(checkpoint["server"])
-    rounds = [*folder.rounds()[: done - 1], Round.from_json(checkpoint["unfinished"])]
+    result.rounds = [*folder.rounds(done - 1), Round.from_json(checkpoint["unfinished"])]
     with folder.on_disk():
         folder.forget(after=done - 1)
-    return Result(plan.experiment, holdings, federation, {}, rounds), server, checkpoint["wants"], done
+    return result, server, checkpoint["wants"], done
 
 
 def _refuse_too_few(plan: Plan, exchange: Exchange) -> None:

@@ -70,8 +70,10 @@ def make_kits(consortium: Consortium, out: Path) -> Kits:
         authority.chmod(0o700)
         made = _provisioned(consortium, authority)
         for name in missing:
-            shutil.copytree(made / name, out / name)
-            (out / name).chmod(0o700)
+            for place in (made / name, out / name):  # before there is a key in it, and as copying leaves it
+                place.mkdir(exist_ok=True, mode=0o700)
+                place.chmod(0o700)
+            shutil.copytree(made / name, out / name, dirs_exist_ok=True)
             _narrow(out / name, name, consortium)
         expires = min(map(_expiry, [*made.rglob("*.crt"), *made.rglob("rootCA.pem")]))
         shutil.rmtree(made)

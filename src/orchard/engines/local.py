@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from orchard.contract import Answer, Client, Enrolment, Failure, Federation, Notes, Reply
-from orchard.data import ClientData, FederatedData, Samples
+from orchard.data import ClientData, FederatedData
 from orchard.engines.turn import Keep, take_turn
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, Moment
@@ -37,7 +37,6 @@ class LocalEngine:
         self.data = data.clients
         self.clients: list[Client] = []
         self.buffers: list[dict[str, Tensor]] = []
-        self._begun = False
         self._models: dict[int, Model] = {}
         self._worker = threading.local()
         # The server's work in this thread too: its last bits then do not depend on the number of cores.
@@ -69,7 +68,7 @@ class LocalEngine:
         method = self.experiment.method
         self.clients = [method.client(i, federation) for i in range(federation.clients)]
         probe = federation.network()
-        self.data = tuple(_moved(client, probe.vector) for client in self.data)
+        self.data = tuple(client.beside(probe.vector) for client in self.data)
         refuse_single_samples(probe, self.shape, self.experiment, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
         self.random_layers = draws_randomly(probe, self.shape)
@@ -79,7 +78,6 @@ class LocalEngine:
         """Let all clients take their turns, the one with the most data first so that none is left to wait for."""
         order = sorted(replies, key=lambda i: -len(self.data[i].train.y))
         turns = {i: self._pool.submit(self._turn, i, replies[i]) for i in order}
-        self._begun = True
         return {i: turns[i].result() for i in replies}
 
     def notes(self) -> Sequence[Notes]:
@@ -87,8 +85,8 @@ class LocalEngine:
         return [client.notes() for client in self.clients]
 
     def models(self) -> list[Model]:
-        """Return each client's model as it was last measured at the method's own moment; none before that."""
-        if self.experiment.method.moment == "trained" and self._begun:
+        """Return each client's model as it was last measured at the method's own moment."""
+        if self.experiment.method.moment == "trained":
             # What a client has trained is its model until its next turn, so it is made when asked for, and not held
             # besides: by a worker, whose number of threads decides the last bits.
             return list(
@@ -106,7 +104,6 @@ class LocalEngine:
         for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
             client.restore(state["half"])
             self.buffers[i] = state["buffers"]
-        self._begun = True
 
     def _keeper(self, index: int, network: Network) -> Keep:
         """Keep the model that the round's figures are about, if the client itself does not."""
@@ -152,12 +149,6 @@ def refuse_single_samples(
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
-
-
-def _moved(client: ClientData, like: Tensor) -> ClientData:
-    """Put data where the models are, in their precision; nothing is copied where both are so already."""
-    parts = (client.train, client.validation, client.test)
-    return ClientData(client.name, *(Samples(part.x.to(like), part.y.to(like.device)) for part in parts))
 
 
 def _cores() -> int:

@@ -1,17 +1,14 @@
 """What a site decides for itself; no message from a server changes it."""
 
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from orchard.errors import Refusal
-from orchard.experiment import Settings, explain, read_toml
+from orchard.experiment import LaxPath, Settings, explain, read_toml
 
 FILE = "local/site.toml"
 """Where a site's kit holds them."""
-
-LaxPath = Annotated[Path, Field(strict=False)]
 
 
 class SiteSettings(Settings):

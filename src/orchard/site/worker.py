@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orchard.contract import Answer, Client, Enrolment, Federation
-from orchard.data import ClientData, FederatedData, Samples, site_data
+from orchard.data import FederatedData, site_data
 from orchard.engines.flare.messages import (
     Bounds,
     Message,
@@ -190,14 +190,8 @@ def started(known: Enrolled, samples: object, shape: object) -> Started:
     known.record.about |= {"samples": list(samples), "shape": list(known.data.shape)}
     client = known.experiment.method.client(known.index, federation)
     network = federation.network()
-    held = _moved(known.data.clients[0], network.vector)
+    held = known.data.clients[0].beside(network.vector)
     refuse_single_samples(network, known.data.shape, known.experiment, [held])
     site = Site(known.index, known.experiment, held, network, draws_randomly(network, known.data.shape))
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, site, (client.state(), network.buffers()))
-
-
-def _moved(held: ClientData, like: Tensor) -> ClientData:
-    """Put data where the models are, in their precision."""
-    parts = (held.train, held.validation, held.test)
-    return ClientData(held.name, *(Samples(part.x.to(like), part.y.to(like.device)) for part in parts))
