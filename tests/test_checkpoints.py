@@ -168,7 +168,8 @@ def test_a_checkpoint_exists_only_once_all_that_it_builds_on_does(disk: list[str
     complete = disk.index("rename .rounds-00001.json.new rounds-00001.json")
     for first in (
         "sync metrics.jsonl",
-        "rename .3.safetensors.new 3.safetensors",
+        "sync 3.safetensors",
+        "rename .round-00000 round-00000",
         "rename .rounds-00001.safetensors.new rounds-00001.safetensors",
     ):
         assert first in disk[:complete], first
@@ -197,6 +198,28 @@ def test_models_are_deleted_when_neither_of_the_last_two_checkpoints_needs_them(
     assert torch.equal(kept.read(2, 0)[0], torch.full((4,), 2.0))
     (tmp_path / "round-abc").mkdir()
     assert kept.rounds() == {2, 3}
+
+
+def test_models_take_their_name_with_the_next_checkpoint_if_they_are_still_worth_it(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path)
+    for round in (0, 1, 2):
+        kept.offer(round, [(torch.full((4,), float(round)), {"n": torch.tensor(round)})], {max(0, round - 1), round})
+    assert kept.rounds() == set()
+    kept.save({1})
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00001"]
+    vector, buffers = kept.read(1, 0)
+    assert torch.equal(vector, torch.ones(4))
+    assert buffers["n"].item() == 1
+
+
+def test_what_a_run_left_that_was_cut_off_is_replaced_when_it_is_run_again(tmp_path: Path) -> None:
+    KeptModels(tmp_path).offer(3, [(torch.zeros(4), {})] * 2, {3})
+    (tmp_path / "round-00003").mkdir()  # as if killed while it took its name
+    kept = KeptModels(tmp_path)
+    kept.offer(3, [(torch.ones(4), {})] * 2, {3})
+    kept.save({3})
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00003"]
+    assert torch.equal(kept.read(3, 1)[0], torch.ones(4))
 
 
 def test_checkpoints_are_thinned_where_they_cost_more_than_two_percent(tmp_path: Path) -> None:

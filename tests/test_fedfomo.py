@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import orchard
 from helpers import SmallFederation, method, small_arrays, small_experiment
+from orchard import training
 from orchard.contract import Reply
+from orchard.data import Samples
+from orchard.methods import fedfomo
 from orchard.methods.fedfomo import FedFomoClient
-from orchard.training import mean_loss
+from orchard.training import class_scores, mean_loss
+from orchard.vector import Network
 
 
 def fomo_clients(federation: SmallFederation) -> list[FedFomoClient]:
@@ -36,7 +41,7 @@ def received(
     worth: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[FedFomoClient, Tensor, dict[int, Tensor]]:
     """Client 1 of four, after receiving three models that are worth this much."""
-    federation = SmallFederation(method="fedfomo").run(1)
+    federation = SmallFederation(method=method("fedfomo", budget=2)).run(1)
     client = fomo_clients(federation)[1]
     base = client.base
     models = {j: torch.randn_like(base) for j in (0, 2, 3)} | {1: client.model}
@@ -66,6 +71,46 @@ def test_worth_by_hand_and_a_candidate_equal_to_the_base() -> None:
     gain = loss - mean_loss(site.network, other, site.data.validation)
     assert worth[1] == pytest.approx(gain / (0.1 * math.sqrt(len(other)) + 1e-8), rel=1e-4)
     assert worth[2] == 0.0
+
+
+def test_a_loss_above_the_limit_is_infinite_and_any_other_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "FIRST_BATCH", 2)
+    federation = SmallFederation()
+    site, model = federation.sites[0], federation.clients[0].personalised()
+    whole = mean_loss(site.network, model, site.data.train)
+    scores = class_scores(site.network, model, site.data.train.x)
+    assert whole == pytest.approx(functional.cross_entropy(scores, site.data.train.y).item(), rel=1e-6)
+    assert mean_loss(site.network, model, site.data.train, limit=whole) == whole
+    for limit in (math.nextafter(whole, 0), whole / 2, 0.0):
+        assert mean_loss(site.network, model, site.data.train, limit=limit) == math.inf
+    seen: list[int] = []
+    site.network.module.register_forward_hook(lambda _module, _inputs, scores: seen.append(len(scores)))
+    mean_loss(site.network, model, site.data.train, limit=0.0)
+    assert seen == [2]
+    mean_loss(site.network, model, site.data.train)
+    assert seen[1:] == [2, 4, 8, 3]
+
+
+def test_stopping_at_what_is_worse_than_the_base_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "FIRST_BATCH", 2)
+    stopped = 0
+
+    def counted(network: Network, model: Tensor, samples: Samples, limit: float = math.inf) -> float:
+        nonlocal stopped
+        stopped += math.isinf(found := mean_loss(network, model, samples, limit))
+        return found
+
+    def in_full(network: Network, model: Tensor, samples: Samples, _limit: float = math.inf) -> float:
+        return mean_loss(network, model, samples)
+
+    monkeypatch.setattr(fedfomo, "mean_loss", counted)
+    quick = SmallFederation(method="fedfomo", rounds=6).run(6)
+    monkeypatch.setattr(fedfomo, "mean_loss", in_full)
+    slow = SmallFederation(method="fedfomo", rounds=6).run(6)
+    assert stopped
+    assert torch.equal(quick.models(), slow.models())
+    for one, other in zip(fomo_clients(quick), fomo_clients(slow), strict=True):
+        assert np.array_equal(one.weights, other.weights)
 
 
 def test_test_data_never_affect_fedfomo() -> None:

@@ -157,13 +157,18 @@ def content_name(tensor: Tensor) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write tensors, with a few words about them, whole or not at all."""
     with _settling(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        try:
-            save_file(_apart(tensors), temporary, dict(about) if about else None)
-            temporary.chmod(mode)  # which the library makes readable to its owner alone
-        except SafetensorError as error:
-            raise OSError(0, str(error)) from None
+        save_tensors(temporary, tensors, about)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write tensors, for the system to bring onto the disk when it likes."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(_apart(tensors), path, dict(about) if about else None)
+        path.chmod(mode)  # which the library makes readable to its owner alone
+    except SafetensorError as error:
+        raise OSError(0, str(error), str(path)) from None
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

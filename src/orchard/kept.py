@@ -1,14 +1,16 @@
 """The personalised models of the rounds worth keeping: the best, the one chosen by validation, and the last.
 
-They are written with checkpoints, and deleted when neither of the last two checkpoints needs them, so that going back
-to a checkpoint finds the models that were best by then. A finished run keeps what it and its last checkpoint need.
+They are written at once, client by client, so that no round's models are held in memory; with the next checkpoint
+they are brought onto the disk and take their name. They are deleted when neither of the last two checkpoints needs
+them, so that going back to a checkpoint finds the models that were best by then. A finished run keeps what it and its
+last checkpoint need.
 """
 
 import shutil
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 
-from orchard.checkpoints import Damaged, read_tensors, write_tensors
+from orchard.checkpoints import Damaged, read_tensors, save_tensors, sync
 from orchard.engines.local import Model
 from orchard.errors import Refusal
 
@@ -20,28 +22,33 @@ class KeptModels:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.waiting: dict[int, Sequence[Model]] = {}
         self.needed_before = self.rounds()
 
     def rounds(self) -> set[int]:
         """Return the rounds that are on the disk."""
-        names = [path.name.removeprefix("round-") for path in self.folder.glob("round-*")]
-        return {int(name) for name in names if name.isdecimal()}
+        return self._numbered("round-")
 
-    def offer(self, round: int, models: Sequence[Model], worth: Set[int]) -> None:
-        """Hold a round's models until the next checkpoint if they are worth it."""
-        self.waiting[round] = models
-        self.waiting = {r: held for r, held in self.waiting.items() if r in worth}
+    def offer(self, round: int, models: Iterable[Model], worth: Set[int]) -> None:
+        """Write a round's models, to be kept if they are still worth it at the next checkpoint."""
+        home = self._waiting(round)
+        home.mkdir(parents=True, exist_ok=True)
+        for client, (vector, buffers) in enumerate(models):
+            tensors = {VECTOR: vector, **{f"buffers.{name}": buffer for name, buffer in buffers.items()}}
+            save_tensors(home / _file(client), {name: tensor.cpu() for name, tensor in tensors.items()})
+        self._forget_waiting(worth)
 
     def save(self, worth: Set[int]) -> None:
-        """Write these rounds; delete what is no longer worth keeping and was not at the last checkpoint either."""
-        for round in worth & self.waiting.keys():
-            models = self.waiting.pop(round)
-            home = self._home(round)
-            home.mkdir(parents=True, exist_ok=True)
-            for client, (vector, buffers) in enumerate(models):
-                tensors = {VECTOR: vector, **{f"buffers.{name}": buffer for name, buffer in buffers.items()}}
-                write_tensors(home / f"{client}.safetensors", {name: t.cpu() for name, t in tensors.items()})
+        """Keep these rounds; delete what is no longer worth keeping and was not at the last checkpoint either."""
+        self._forget_waiting(worth)
+        for round in self._numbered(".round-"):
+            waiting, home = self._waiting(round), self._home(round)
+            for file in waiting.iterdir():
+                sync(file)
+            sync(waiting)
+            if home.exists():  # left by a run that was cut off before its checkpoint, and run again since
+                shutil.rmtree(home)
+            waiting.replace(home)
+            sync(self.folder)
         for round in self.rounds() - worth - self.needed_before:
             shutil.rmtree(self._home(round))
         self.needed_before = set(worth)
@@ -49,11 +56,26 @@ class KeptModels:
     def read(self, round: int, client: int) -> Model:
         """Return a client's model of a round."""
         try:
-            tensors = read_tensors(self._home(round) / f"{client}.safetensors")
+            tensors = read_tensors(self._home(round) / _file(client))
         except Damaged as damage:
             raise Refusal(str(damage)) from None
         vector = tensors.pop(VECTOR)
         return vector, {name.removeprefix("buffers."): buffer for name, buffer in tensors.items()}
 
+    def _forget_waiting(self, worth: Set[int]) -> None:
+        for round in self._numbered(".round-") - worth:
+            shutil.rmtree(self._waiting(round))
+
+    def _numbered(self, prefix: str) -> set[int]:
+        names = [path.name.removeprefix(prefix) for path in self.folder.glob(f"{prefix}*")]
+        return {int(name) for name in names if name.isdecimal()}
+
     def _home(self, round: int) -> Path:
         return self.folder / f"round-{round:05d}"
+
+    def _waiting(self, round: int) -> Path:
+        return self.folder / f".round-{round:05d}"
+
+
+def _file(client: int) -> str:
+    return f"{client}.safetensors"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from orchard.contract import Answer, Failure, Federation, Notes, Reply, Server
 from orchard.engines import Engine
 from orchard.errors import Refusal
 from orchard.experiment import Experiment
+from orchard.vector import give_memory_back
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,32 @@ def run_rounds(
     `wants` is what each client asks for in the first of these rounds.
     """
     for r in range(first, federation.experiment.rounds + 1):
-        began = time.perf_counter()
-        before = dict(vars(server))
-        replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
-        answers = engine.exchange(replies)
-        good = {i: answer for i, answer in answers.items() if isinstance(answer, Answer)}
-        uploads = {i: answer.upload for i, answer in good.items() if answer.upload is not None}
-        if uploads:
-            server.collect(uploads)
-        server.check_kept(before)
-        wants = {**wants, **{i: answer.wants for i, answer in good.items()}}
-        yield Exchange(
-            round=r,
-            seconds=time.perf_counter() - began,
-            answers=answers,
-            bytes_down={i: sum(map(_size, reply.models.values())) for i, reply in replies.items()},
-            bytes_up={i: _size(upload.vector) for i, upload in uploads.items()},
-            notes=engine.notes(),
-            wants=wants,
-        )
+        exchange = _exchanged(r, server, engine, wants)
+        wants = exchange.wants
+        yield exchange
+
+
+def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple[int, ...]]) -> Exchange:
+    """Run one exchange. What it gives holds no models, so that nobody keeps a round's alive into the next."""
+    began = time.perf_counter()
+    before = dict(vars(server))
+    replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
+    answers = engine.exchange(replies)
+    give_memory_back()  # now that nobody has the models of the last round any more, and before there are new ones
+    good = {i: answer for i, answer in answers.items() if isinstance(answer, Answer)}
+    uploads = {i: answer.upload for i, answer in good.items() if answer.upload is not None}
+    if uploads:
+        server.collect(uploads)
+    server.check_kept(before)
+    return Exchange(
+        round=r,
+        seconds=time.perf_counter() - began,
+        answers={**answers, **{i: replace(answer, upload=None) for i, answer in good.items()}},
+        bytes_down={i: sum(map(_size, reply.models.values())) for i, reply in replies.items()},
+        bytes_up={i: _size(upload.vector) for i, upload in uploads.items()},
+        notes=engine.notes(),
+        wants={**wants, **{i: answer.wants for i, answer in good.items()}},
+    )
 
 
 def _size(vector: Tensor) -> int:

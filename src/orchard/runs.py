@@ -159,7 +159,7 @@ def _go_on(
         if stopping:
             done = f"stopped after round {exchange.round + 1} of {parties.experiment.rounds}"
             raise Stopped(f"{done}; {folder.way_on()}" if folder else done)
-    result.models = engine.models()
+    result.models = list(engine.models())
     return result
 
 

@@ -1,5 +1,6 @@
 """Local training and evaluation: the loop over epochs and batches, written once for every method."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from orchard.vector import Network
 
 EVALUATION_BATCH = 256
 """Larger ones are slower: their activations are handed to and fro between process and system."""
+FIRST_BATCH = 32
+"""Smaller ones take longer an image: 1.1 times as long with 32, 1.25 times with 16."""
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes a batch, updates whatever is trained, returns the loss."""
@@ -138,9 +141,24 @@ def _measured(network: Network, model: Tensor, samples: Samples) -> Measures:
     return measure(class_scores(network, model, samples.x), samples.y)
 
 
-def mean_loss(network: Network, model: Tensor, samples: Samples) -> float:
-    """Return the mean cross-entropy of a model on samples."""
-    return functional.cross_entropy(class_scores(network, model, samples.x), samples.y).item()
+@torch.inference_mode()
+def mean_loss(network: Network, model: Tensor, samples: Samples, limit: float = math.inf) -> float:
+    """Return the mean cross-entropy of a model on samples, or infinity if it is above a limit.
+
+    No sample's loss is negative, so a model that is over the limit is so for good: the first few samples are often
+    enough to tell. Hence small batches first.
+    """
+    network.vector.copy_(model)
+    network.module.eval()
+    total, start, size = 0.0, 0, FIRST_BATCH
+    while start < len(samples.y):
+        batch = slice(start, start + size)
+        scores = network.module(samples.x[batch])
+        total += functional.cross_entropy(scores, samples.y[batch], reduction="sum").item()
+        if total / len(samples.y) > limit:
+            return math.inf
+        start, size = start + size, min(2 * size, EVALUATION_BATCH)
+    return total / len(samples.y)
 
 
 @torch.inference_mode()

@@ -6,7 +6,9 @@ parameters. What is not trainable stays beside the vector, local to the client, 
 buffers (mixed BatchNorm variances could turn negative) and frozen parameters (equal everywhere already).
 """
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +107,12 @@ def empty_matrix(rows: int, like: Tensor) -> Tensor:
     size = like.numel()
     stride = -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
     return torch.empty((rows, stride), dtype=like.dtype, device=like.device)[:, :size]
+
+
+def give_memory_back() -> None:
+    """Return to the system the memory of models that are gone, which the C library keeps for itself."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def shared_matrix(rows: Sequence[Tensor | None]) -> Tensor | None:

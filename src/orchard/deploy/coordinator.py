@@ -4,11 +4,9 @@ A round is complete when enough sites have answered, and is on the disk before t
 run again: the sites answer from their records.
 """
 
-import ctypes
 import gc
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from orchard.record import Round
 from orchard.results import Result
 from orchard.resuming import deciding
 from orchard.rounds import Exchange, form_federation, run_rounds
+from orchard.vector import give_memory_back
 
 Follow = Callable[[Result], None]
 """Is shown the figures so far, after every exchange."""
@@ -41,6 +40,7 @@ def coordinate(plan: Plan, path: Path, engine: FlareEngine, follow: Follow, stop
             _refuse_too_few(plan, exchange)
             _save(folder, server, result, exchange)
             follow(result)
+            gc.collect()  # what a round's messages took: gigabytes in the end
             give_memory_back()
             if exchange.round < plan.experiment.rounds and stop():
                 return False
@@ -122,10 +122,3 @@ def defined(value: Any) -> Any:
         case dict():
             return {key: defined(item) for key, item in value.items()}
     return value
-
-
-def give_memory_back() -> None:
-    """Return freed memory to the system: the C library keeps what a round's messages took, gigabytes in the end."""
-    gc.collect()
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL(None).malloc_trim(0)

@@ -7,7 +7,7 @@ computes with one thread by default: a client's result then does not depend on h
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -84,15 +84,15 @@ class LocalEngine:
         """Look at the clients' private figures: this is a simulation."""
         return [client.notes() for client in self.clients]
 
-    def models(self) -> list[Model]:
-        """Return each client's model as it was last measured at the method's own moment."""
+    def models(self) -> Iterator[Model]:
+        """Yield each client's model as it was last measured at the method's own moment."""
         if self.experiment.method.moment == "trained":
             # What a client has trained is its model until its next turn, so it is made when asked for, and not held
             # besides: by a worker, whose number of threads decides the last bits.
-            return list(
-                zip(self._pool.map(lambda client: client.personalised(), self.clients), self.buffers, strict=True)
-            )
-        return [self._models[i] for i in sorted(self._models)]
+            for client, buffers in zip(self.clients, self.buffers, strict=True):
+                yield self._pool.submit(client.personalised).result(), buffers
+        else:
+            yield from (self._models[i] for i in sorted(self._models))
 
     def state(self) -> list[dict[str, Any]]:
         """Return all that each client remembers."""

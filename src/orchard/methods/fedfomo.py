@@ -58,6 +58,7 @@ class FedFomoClient(Client):
         self.index, self.seed = index, federation.experiment.seed
         self.others = [j for j in range(federation.clients) if j != index]
         self.budget = settings.budget or len(self.others)
+        self.limited = self.budget < len(self.others)
         self.model = self.base = federation.initial_model()
         self.affinity = np.zeros(federation.clients)
         self.affinity[index] = 0.1
@@ -67,7 +68,7 @@ class FedFomoClient(Client):
         """Choose M others; in the first round nobody has anything to give yet."""
         if round == 0:
             return ()
-        if self.budget == len(self.others):
+        if not self.limited:
             return tuple(self.others)
         draw = generator(self.seed, "models", self.index, round)
         left, chosen = list(self.others), []
@@ -85,7 +86,7 @@ class FedFomoClient(Client):
             return
         candidates = {**reply.models, self.index: self.model}
         worth = self._worth(site, candidates)
-        if (total := abs(sum(worth.values()))) > 0:
+        if self.limited and (total := abs(sum(worth.values()))) > 0:
             self.affinity = self.affinity.copy()
             for j, a in worth.items():
                 self.affinity[j] += a / total
@@ -102,12 +103,17 @@ class FedFomoClient(Client):
         self.model = self.base
 
     def _worth(self, site: Site, candidates: Mapping[int, Tensor]) -> dict[int, float]:
-        """Return a_n of every candidate, from validation data alone."""
+        """Return a_n of every candidate, from validation data alone.
+
+        Without a budget no affinities are kept, and how much worse than the base a candidate is makes no difference:
+        it counts as 0, and need not be run over all of the data.
+        """
         loss = mean_loss(site.network, self.base, site.data.validation)
+        limit = math.inf if self.limited else loss
         worth = {}
         for j, candidate in candidates.items():
             distance = torch.linalg.vector_norm(candidate - self.base).item()
-            gain = loss - mean_loss(site.network, candidate, site.data.validation)
+            gain = loss - mean_loss(site.network, candidate, site.data.validation, limit)
             a = gain / (distance + 1e-8)
             worth[j] = a if distance >= 1e-12 and math.isfinite(a) else 0.0
         return worth
