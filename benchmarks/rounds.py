@@ -1,6 +1,6 @@
 """What a round costs beside its training steps: evaluation, figures, exchange, checkpoints, and a method's own work.
 
-Real runs of 12 clients of the practical split's sizes, the paper's CNN, batch 256, 5 epochs, one worker. They have a
+Real runs of the 12 clients of a practical split, the paper's CNN, batch 256, 5 epochs, one worker. They have a
 fifth of MNIST's samples, which makes all that does not grow with the data count five times as much. Everything is
 timed inside the run, so that each share is of the same rounds. The first round, which has no models of others to
 evaluate yet, and the last exchange, which has no training, are left out.
@@ -14,13 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from federations import CLIENTS, practical_sizes, random_images
+from federations import CLIENTS, practical_images
 from measuring import Clock, Figure
 from orchard import training
 from orchard.data import ClientArrays
 from orchard.engines import turn
 from orchard.experiment import Experiment
 from orchard.folder import RunFolder
+from orchard.kept import KeptModels
 from orchard.methods import apple
 from orchard.methods.fedfomo import FedFomoClient, FedFomoServer
 from orchard.methods.heurfedamp import HeurFedAMPClient, HeurFedAMPServer
@@ -61,7 +62,9 @@ def shares(method: str, arrays: list[ClientArrays]) -> Shares:
         marks.append({kind: clock.spent for kind, clock in clocks.items()} | {"round": time.perf_counter()})
 
     timed: list[tuple[object, str, str]] = [(turn, "evaluate", "evaluation"), (training, "measure", "measures")]
-    timed += [(RunFolder, name, "saving") for name in ("append", "write_checkpoint")]
+    timed += [(RunFolder, name, "saving") for name in ("append", "write_checkpoint")] + [
+        (KeptModels, "offer", "saving")
+    ]
     timed += [(owner, name, "own") for owner, name in OWN_WORK.get(method, [])]
     with ExitStack() as stack:
         for module in (training, apple):
@@ -76,7 +79,7 @@ def shares(method: str, arrays: list[ClientArrays]) -> Shares:
 
 
 def measure() -> list[Figure]:
-    arrays = random_images(practical_sizes(SAMPLES))
+    arrays = practical_images(SAMPLES)
 
     def part(spent: Shares, kind: str, of: str = "round") -> tuple[float, ...]:
         return tuple(a / b for a, b in zip(spent[kind], spent[of], strict=True))

@@ -15,6 +15,7 @@ from orchard.engines.local import LocalEngine
 from orchard.engines.turn import take_turn
 from orchard.errors import RunFailed
 from orchard.experiment import Experiment
+from orchard.methods.apple import Apple
 from orchard.methods.fedfomo import FedFomoClient
 from orchard.results import Result
 from orchard.training import NotFinite
@@ -137,7 +138,7 @@ def test_a_double_precision_model_runs() -> None:
 
 def test_clients_never_see_cores_of_the_same_round() -> None:
     """All replies of a round are made before any client of it has trained."""
-    experiment: Experiment = small_experiment(rounds=1)
+    experiment: Experiment = small_experiment(rounds=1, method=Apple(budget=3))  # all others', and copies are kept
     data = small_data(experiment)
     federation = federation_of(experiment, data)
     with LocalEngine(experiment, data) as engine:

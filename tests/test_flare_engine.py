@@ -13,6 +13,7 @@ from helpers import method, small_arrays, small_experiment
 from orchard.engines.flare.messages import Message
 from orchard.errors import Refusal, RunFailed
 from orchard.folder import RunFolder
+from orchard.methods.apple import Apple
 from orchard.plan import Plan
 from orchard.results import Result
 from orchard.site.worker import SiteWorker
@@ -118,7 +119,7 @@ def _written(consortium: Consortium, site: str, rounds: int) -> int:
 
 
 def test_a_site_that_is_away_is_missed_and_takes_part_again(tmp_path: Path) -> None:
-    plan = small_plan(rounds=6)
+    plan = small_plan(rounds=6, method=Apple(budget=3))  # all others', and copies are kept
     consortium = Consortium(tmp_path)
     consortium.run(plan, stop_after=2)
     core = consortium.record("east")["half"]["core"]

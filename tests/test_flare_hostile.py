@@ -5,12 +5,19 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 pytest.importorskip("nvflare")
 
@@ -77,6 +84,25 @@ def test_a_member_is_let_in(federation: Federation) -> None:
 
 def test_who_has_only_the_authoritys_certificate_is_refused(federation: Federation) -> None:
     assert not is_let_in(federation, None)
+
+
+def test_who_comes_with_a_certificate_of_their_own_making_is_refused(federation: Federation, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "north")])
+    today = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, today, today + timedelta(days=1))
+    (tmp_path / "client.crt").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    (tmp_path / "client.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    assert not is_let_in(federation, tmp_path)
+
+
+def test_who_comes_and_says_nothing_keeps_nobody_out(federation: Federation) -> None:
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(socket.create_connection(("localhost", federation.consortium.port), timeout=10))
+        assert is_let_in(federation, federation.kits / "north" / "startup")
 
 
 @pytest.fixture(scope="module")

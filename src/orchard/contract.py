@@ -23,7 +23,7 @@ from orchard.experiment import Experiment
 from orchard.models import build
 from orchard.randomness import derived_seed
 from orchard.training import Scores, Site
-from orchard.vector import Network
+from orchard.vector import Network, empty_matrix
 
 Notes = Mapping[str, float | list[float]]
 
@@ -109,6 +109,13 @@ class Federation:
     def initial_core(self, client: int) -> Tensor:
         """Return the first core model of a client, a function of (seed, client): anyone can rebuild it."""
         return self._initial("core", client)
+
+    def initial_cores(self) -> list[Tensor]:
+        """Return the first core models of all as the rows of one matrix, which clients in this process share."""
+        rows = list(empty_matrix(self.clients, like=self.initial_core(0)))
+        for j, row in enumerate(rows):
+            self._initial_models["core", j] = row.copy_(self.initial_core(j))
+        return rows
 
     def initial_model(self) -> Tensor:
         """Return the first model of methods in which all clients start from the same one."""

@@ -57,9 +57,11 @@ def run_rounds(
 def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple[int, ...]]) -> Exchange:
     """Run one exchange. What it gives holds no models, so that nobody keeps a round's alive into the next."""
     began = time.perf_counter()
-    before = dict(vars(server))
+    before = {name: value for name, value in vars(server).items() if name not in server.keeps}
     replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
+    bytes_down = {i: sum(map(_size, reply.models.values())) for i, reply in replies.items()}
     answers = engine.exchange(replies)
+    del replies
     give_memory_back()  # now that nobody has the models of the last round any more, and before there are new ones
     good = {i: answer for i, answer in answers.items() if isinstance(answer, Answer)}
     uploads = {i: answer.upload for i, answer in good.items() if answer.upload is not None}
@@ -70,7 +72,7 @@ def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple
         round=r,
         seconds=time.perf_counter() - began,
         answers={**answers, **{i: replace(answer, upload=None) for i, answer in good.items()}},
-        bytes_down={i: sum(map(_size, reply.models.values())) for i, reply in replies.items()},
+        bytes_down=bytes_down,
         bytes_up={i: _size(upload.vector) for i, upload in uploads.items()},
         notes=engine.notes(),
         wants={**wants, **{i: answer.wants for i, answer in good.items()}},

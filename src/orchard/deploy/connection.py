@@ -74,11 +74,16 @@ class Connection:
         return str(self._call(lambda session: session.get_job_meta(job)).get("status"))
 
     def is_over(self, job: str, status: str) -> bool:
-        """Tell whether a job has ended; a server that was started anew has forgotten those that ran."""
+        """Tell whether a job has ended; a server that was started anew has forgotten those that ran.
+
+        One that has just ended runs no more either, but its server was there before it and will say how it ended.
+        """
         if status.startswith(FINISHED):
             return True
-        running = self._call(lambda session: session.get_system_info().job_info)
-        return status == "RUNNING" and job not in [entry.job_id for entry in running]
+        server = self._call(lambda session: session.get_system_info())
+        submitted = self._call(lambda session: session.get_job_meta(job)).get("submit_time", 0.0)
+        forgotten = job not in [entry.job_id for entry in server.job_info] and server.server_info.start_time > submitted
+        return status == "RUNNING" and forgotten
 
     def unfinished(self, run: str) -> list[str]:
         """Return the jobs of a run that have not ended."""

@@ -1,5 +1,6 @@
 """What FLARE runs at the server: the coordinator's part of a run, with FLARE's tasks to carry messages."""
 
+import gc
 import json
 import secrets
 import shutil
@@ -7,6 +8,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from orchard.site.executor import MESSAGE, PARCELS
 
 LOOK = 0.05
 """Seconds between looks at whether answers have come."""
+TIDYING = 2
+"""Looks after which FLARE's messages that have been sent are thrown away: they are in cycles, and large."""
 PARCEL = 4 * 2**20
 """Bytes of models that make a parcel, unless one alone has more."""
 TEXTS = ("experiment.toml", "federation.json", "environment.json", "metrics.jsonl", "summary.json")
@@ -92,7 +96,11 @@ class RunController(Controller):  # type: ignore[misc]
         answers: dict[str, Message | str] = {}
         self.waiting = set(requests)
         tasks = {site: self._sent(site, message, answers, fl_ctx) for site, message in requests.items()}
-        while self.waiting:
+        for look in count(1):
+            if not self.waiting:
+                break
+            if look % TIDYING == 0:
+                gc.collect()
             if abort_signal.triggered:
                 raise RunFailed("the job was ended from outside")
             for site in list(self.waiting):

@@ -36,11 +36,12 @@ def coordinate(plan: Plan, path: Path, engine: FlareEngine, follow: Follow, stop
             return True
         result, server, wants, first = _begun(plan, folder, engine) or _begin(plan, folder, engine)
         follow(result)
+        gc.freeze()  # what was imported stays, and need not be looked at after every round
         for exchange in run_rounds(result.federation, server, engine, wants, first):
             _refuse_too_few(plan, exchange)
             _save(folder, server, result, exchange)
             follow(result)
-            gc.collect()  # what a round's messages took: gigabytes in the end
+            gc.collect()  # what a round's messages took, gigabytes in the end
             give_memory_back()
             if exchange.round < plan.experiment.rounds and stop():
                 return False

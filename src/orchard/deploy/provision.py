@@ -24,6 +24,8 @@ SERVER = "local/server.toml"
 PRIVATE = 0o600
 HEARTBEATS = 60
 """Seconds without a sign of life after which a site counts as gone."""
+CHUNK = 2**19
+"""Bytes of a message that travel at a time. Every message has a block of this size, however short it is."""
 
 RIGHTS = {
     "server": (
@@ -175,7 +177,8 @@ def _narrow(kit: Path, name: str, consortium: Consortium) -> None:
         (kit / SITE).write_text(SITE_TEMPLATE, "utf-8")
         _write_consortium(kit, consortium)
     _write_json(kit / "local" / "resources.json", resources)
-    _write_json(kit / "local" / "comm_config.json", {"streaming_max_blob_size": consortium.message_mb * 2**20})
+    messages = {"streaming_max_blob_size": consortium.message_mb * 2**20, "streaming_chunk_size": CHUNK}
+    _write_json(kit / "local" / "comm_config.json", messages)
 
 
 def _server_resources(resources: dict[str, Any], storage: str) -> None:
@@ -191,11 +194,16 @@ def _server_resources(resources: dict[str, Any], storage: str) -> None:
 
 
 def _set_environment(script: Path) -> None:
-    """Let the server give large blocks of memory back at once, and not wait for long for a site that is gone."""
+    """Do not wait for long for a site that is gone, and use the memory of messages again.
+
+    Models are above the first size and go back to the system at once; what they are cut up into for the way is below
+    it and stays with the process, for which asking the system again each time would take most of a round.
+    """
     settings = {
         "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": HEARTBEATS // 2,
-        "MALLOC_MMAP_THRESHOLD_": 2**17,
-        "MALLOC_TRIM_THRESHOLD_": 2**17,
+        "MALLOC_MMAP_THRESHOLD_": 2 * CHUNK,
+        "MALLOC_TRIM_THRESHOLD_": 32 * CHUNK,
+        "MALLOC_ARENA_MAX": 2,
     }
     lines = "".join(f"export {name}={value}\n" for name, value in settings.items())
     text = script.read_text("utf-8")

@@ -71,12 +71,17 @@ class Apple(MethodSettings):
 
 
 class AppleClient(Client):
-    """A core model, the directed relationships, and the last copies of the others' cores."""
+    """A core model, the directed relationships, and the last copies of the others' cores.
 
-    keeps = ("core", "relationships", "copies", "downloaded")
+    Without a budget the others' cores come anew every round. Then their copies go once they have been trained with,
+    and what they gave, the personalised model, stays instead: one model to hold and to save rather than N − 1.
+    """
+
+    keeps = ("core", "relationships", "copies", "downloaded", "trained")
 
     def __init__(self, settings: Apple, index: int, federation: Federation) -> None:
         self.settings = settings
+        self.limited = settings.budget is not None
         self.index = index
         self.experiment = federation.experiment
         self.core = federation.initial_core(index)
@@ -86,6 +91,7 @@ class AppleClient(Client):
         self.others[index] = 0
         self.copies = [None if j == index else federation.initial_core(j) for j in range(federation.clients)]
         self.downloaded: frozenset[int] = frozenset()
+        self.trained: Tensor | None = None
 
     def wants(self, round: int) -> tuple[int, ...]:
         """Choose at most M cores: the ones never had, then by the strength of the relationship."""
@@ -106,7 +112,10 @@ class AppleClient(Client):
     def receive(self, site: Site, reply: Reply) -> None:
         """Replace the copies of the cores that came; the others stay as they were."""
         self.copies = [reply.models.get(j, copy) for j, copy in enumerate(self.copies)]
+        if any(copy is None for j, copy in enumerate(self.copies) if j != self.index):
+            raise ValueError("the reply lacks core models that were asked for")
         self.downloaded |= reply.models.keys()
+        self.trained = None
         # In one process the server's matrix holds the own core too; then one of the two is enough.
         shared = shared_matrix(self.copies)
         if shared is not None and torch.equal(shared[self.index], self.core):
@@ -138,10 +147,16 @@ class AppleClient(Client):
         check_finite("core model", core)
         check_finite("vector of directed relationships", p)
         self.core, self.relationships = core, p
+        if not self.limited:
+            self.trained, self.copies = self._mixed(), [None] * len(self.copies)
         return loss
 
     def personalised(self) -> Tensor:
-        """Return w^p, made core by core: for one mixture it is not worth laying the copies side by side."""
+        """Return w^p."""
+        return self._mixed() if self.trained is None else self.trained
+
+    def _mixed(self) -> Tensor:
+        """Mix core by core: for one mixture it is not worth laying the copies side by side."""
         mixed = self.core * self.relationships[self.index]
         for copy, p in zip(self.copies, self.relationships, strict=True):
             if copy is not None:
@@ -164,7 +179,10 @@ class AppleServer(Server):
 
     def __init__(self, settings: Apple, federation: Federation) -> None:
         self.limited = settings.budget is not None
-        self.cores = self._stored([federation.initial_core(j) for j in range(federation.clients)])
+        if self.limited:
+            self.cores = [federation.initial_core(j) for j in range(federation.clients)]
+        else:
+            self.cores = federation.initial_cores()
 
     def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
         """Return the cores a client asked for; its own it has already."""
@@ -172,18 +190,10 @@ class AppleServer(Server):
 
     def collect(self, uploads: Mapping[int, Upload]) -> None:
         """Replace the cores that were uploaded."""
-        new = [uploads[j].vector if j in uploads else core for j, core in enumerate(self.cores)]
-        self.cores = self._stored(new)
-
-    def _stored(self, cores: list[Tensor]) -> list[Tensor]:
-        """Keep cores that everyone downloads as the rows of one matrix, which `Network.matrix` hands on uncopied.
-
-        Under a budget clients keep copies of different ages. Then each core stands alone, because a row that
-        somebody still holds would keep its whole matrix alive.
-        """
-        if self.limited:
-            return cores
-        matrix = empty_matrix(len(cores), like=cores[0])
-        for row, core in zip(matrix, cores, strict=True):
-            row.copy_(core)
-        return list(matrix)
+        self.cores = [uploads[j].vector if j in uploads else core for j, core in enumerate(self.cores)]
+        # Cores that everyone downloads are the rows of one matrix, which `Network.matrix` hands on uncopied. Under a
+        # budget clients keep copies of different ages. Then each core stands alone, because a row that somebody still
+        # holds would keep its whole matrix alive.
+        if not self.limited:
+            matrix = empty_matrix(len(self.cores), like=self.cores[0])
+            self.cores = [row.copy_(core) for row, core in zip(matrix, self.cores, strict=True)]

@@ -72,15 +72,15 @@ class FlareEngine:
 
     def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
         """Send each site its reply; a site without a good answer has failed this round, and the others go on."""
+        answers = self._ask(self._requests(replies))
+        sites = {i: self.plan.sites[i] for i in replies}
+        # A message goes as its vector comes: both of all sites would be twice the memory.
+        return {i: self._answer(site, replies[i].round, answers.pop(site, None)) for i, site in sites.items()}
+
+    def _requests(self, replies: Mapping[int, Reply]) -> dict[str, Message]:
         contents: dict[int, bytes] = {}
-        sites = {self.plan.sites[i]: i for i in replies}
-        requests = {
-            site: {"what": "turn", **pack_reply(replies[i], contents)}
-            for site, i in sites.items()
-            if site in self.present
-        }
-        answers = self._ask(requests)
-        return {i: self._answer(site, replies[i].round, answers.get(site)) for site, i in sites.items()}
+        present = {self.plan.sites[i]: reply for i, reply in replies.items() if self.plan.sites[i] in self.present}
+        return {site: {"what": "turn", **pack_reply(reply, contents)} for site, reply in present.items()}
 
     def _answer(self, site: str, round: int, answer: "Message | Refused | None") -> Answer | Failure:
         place = f"{site}, round {round}"

@@ -58,7 +58,8 @@ class Bounds:
             raise Refused("not bytes")
         if len(content) != self.length * WIRE.itemsize:
             raise Refused("wrong length")
-        vector = torch.from_numpy(np.frombuffer(content, WIRE).astype(np.float32)).clone()
+        vector = torch.empty(self.length)
+        vector.numpy()[:] = np.frombuffer(content, WIRE)
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         if not math.isfinite(norm):
             raise Refused("not finite")
