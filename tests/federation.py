@@ -120,9 +120,9 @@ class Federation:
         for process in self.workers(name):
             process.send_signal(signal.SIGKILL)
 
-    def kill(self, name: str) -> None:
-        """Kill a party with all of its processes."""
-        for process in [*self.workers(name), psutil.Process(self.processes[name].pid)]:
+    def kill(self, name: str, *, alone: bool = False) -> None:
+        """Kill a party with all of its processes, or only the one that the others belong to."""
+        for process in [*([] if alone else self.workers(name)), psutil.Process(self.processes[name].pid)]:
             process.send_signal(signal.SIGKILL)
         self.processes[name].wait(10)
 

@@ -51,13 +51,25 @@ def check_same(federation: Federation, together: Result) -> None:
 
 @pytest.mark.slow
 def test_ten_deaths_change_nothing(tmp_path: Path) -> None:
-    """Of a site's worker, of a site with all of its processes, and of the server, at random moments."""
+    """Of workers, of sites and the server with all of their processes or without their worker, at random moments."""
+    kinds = [
+        "worker",
+        "site",
+        "server",
+        "worker",
+        "server job",
+        "site alone",
+        "server alone",
+        "server",
+        "site",
+        "worker",
+    ]
     arrays, draw = digits(3), np.random.default_rng()
     together = simulated(arrays, rounds=40)
     with Federation(tmp_path, ["north", "south", "east"], arrays) as federation:
         federation.start_all()
         run = federation.run(rounds=40)
-        for kind in ["worker", "tree", "server", "worker", "server job", "tree", "worker", "server", "tree", "worker"]:
+        for kind in kinds:
             before, site = federation.rounds("north"), str(draw.choice(federation.sites))
             federation.wait(lambda before=before: federation.rounds("north") > before + 1, "more rounds")  # type: ignore[misc]
             time.sleep(float(draw.uniform(0, 1.5)))
@@ -67,8 +79,8 @@ def test_ten_deaths_change_nothing(tmp_path: Path) -> None:
             elif kind == "server job":
                 federation.kill_worker("localhost")
             else:
-                victim = site if kind == "tree" else "localhost"
-                federation.kill(victim)
+                victim = site if "site" in kind else "localhost"
+                federation.kill(victim, alone="alone" in kind)
                 federation.start(victim)
         ended(run, 300)
         check_same(federation, together)
