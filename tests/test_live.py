@@ -122,6 +122,11 @@ def listening(folder: Path) -> dict[str, str]:
     return {**os.environ, "BROWSER": str(browser)}
 
 
+def hearing_ctrl_c() -> None:
+    """Do not go deaf with the tests, which somebody may have sent into the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def opened(folder: Path) -> str:
     for _ in range(200):
         if (folder / "browser.opened").exists() and (text := (folder / "browser.opened").read_text()):
@@ -133,7 +138,9 @@ def opened(folder: Path) -> str:
 def test_watching_opens_a_browser_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path / "run").finish()
     command = [sys.executable, "-c", MAIN, "watch", str(run)]
-    with subprocess.Popen(command, env=listening(tmp_path), stdout=subprocess.PIPE, text=True) as watch:
+    with subprocess.Popen(
+        command, env=listening(tmp_path), stdout=subprocess.PIPE, text=True, preexec_fn=hearing_ctrl_c
+    ) as watch:
         assert watch.stdout is not None
         address = watch.stdout.readline().split()[2].rstrip(";")
         assert opened(tmp_path) == address
