@@ -1,8 +1,10 @@
 """What is written comes back as it was, and is on the disk before anything builds on it."""
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections import OrderedDict, namedtuple
 from enum import IntEnum
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import orchard
 from helpers import small_arrays, small_experiment
-from orchard.checkpoints import read_newest, write_checkpoint, write_durably, write_tensors
+from orchard.checkpoints import read_newest, save_tensors, write_checkpoint, write_durably, write_tensors
 from orchard.folder import RunFolder
 from orchard.kept import KeptModels
 
@@ -212,14 +215,43 @@ def test_models_take_their_name_with_the_next_checkpoint_if_they_are_still_worth
     assert buffers["n"].item() == 1
 
 
-def test_what_a_run_left_that_was_cut_off_is_replaced_when_it_is_run_again(tmp_path: Path) -> None:
-    KeptModels(tmp_path).offer(3, [(torch.zeros(4), {})] * 2, {3})
-    (tmp_path / "round-00003").mkdir()  # as if killed while it took its name
+def test_models_that_are_offered_again_replace_those_that_are_there_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = KeptModels(tmp_path)
-    kept.offer(3, [(torch.ones(4), {})] * 2, {3})
-    kept.save({3})
+    for value in (1.0, 2.0):
+        kept.offer(3, [(torch.full((4,), value), {})] * 2, {3})
+        if value == 2.0:
+            monkeypatch.setattr(shutil, "rmtree", lambda path: pytest.fail(f"deletes {path}"))
+        kept.save({3})
     assert [path.name for path in tmp_path.iterdir()] == ["round-00003"]
-    assert torch.equal(kept.read(3, 1)[0], torch.ones(4))
+    assert torch.equal(kept.read(3, 1)[0], torch.full((4,), 2.0))
+
+
+def test_models_half_written_when_the_disk_was_full_never_replace_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    def full_in_the_end(path: Path, tensors: dict[str, Tensor]) -> None:
+        nonlocal written
+        written += 1
+        if written > 5:  # the second of those that the last exchange offers
+            path.write_bytes(b"half a model")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        save_tensors(path, tensors)
+
+    monkeypatch.setattr("orchard.kept.save_tensors", full_in_the_end)
+    with pytest.raises(orchard.RunFailed, match="No space left"):
+        orchard.run(small_experiment(out=tmp_path / "run", rounds=1, checkpoint_every=1), small_arrays())
+    monkeypatch.undo()
+    assert (tmp_path / "run/models/.round-00000").exists()
+    orchard.resume(tmp_path / "run", small_arrays(), rounds=3)
+    models = RunFolder(tmp_path / "run").models
+    assert 0 in models.rounds()
+    for round in models.rounds():
+        for client in range(4):
+            models.read(round, client)  # would refuse a damaged one
 
 
 def test_checkpoints_are_thinned_where_they_cost_more_than_two_percent(tmp_path: Path) -> None:

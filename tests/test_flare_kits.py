@@ -3,6 +3,7 @@
 import json
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -14,6 +15,7 @@ pytest.importorskip("nvflare")
 from cryptography import x509
 
 from orchard.consortium import Consortium, load_consortium
+from orchard.deploy.connection import Connection
 from orchard.deploy.job import write_job
 from orchard.deploy.provision import make_kits
 from orchard.errors import Refusal
@@ -31,6 +33,25 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_job_is_over_when_it_has_ended_or_its_server_was_started_since_and_knows_it_no_more(kits: Path) -> None:
+    def is_over(status: str, running: list[str], started: float) -> bool:
+        server = SimpleNamespace(
+            job_info=[SimpleNamespace(job_id=job) for job in running], server_info=SimpleNamespace(start_time=started)
+        )
+        connection = Connection(kits / "ada@example.org")
+        connection._session = SimpleNamespace(
+            get_system_info=lambda: server, get_job_meta=lambda job: {"submit_time": 100.0}, close=lambda: None
+        )
+        return connection.is_over("job", status)
+
+    assert is_over("FINISHED:COMPLETED", [], 50.0)
+    assert not is_over("SUBMITTED", [], 50.0)
+    assert not is_over("RUNNING", ["other", "job"], 50.0)
+    assert not is_over("RUNNING", [], 50.0)  # it has just ended, and its server will say how
+    assert not is_over("RUNNING", ["job"], 150.0)  # waited for its turn while the server was started anew
+    assert is_over("RUNNING", ["other"], 150.0)
 
 
 def test_keys_are_for_their_owners_alone(kits: Path) -> None:

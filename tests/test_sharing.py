@@ -41,6 +41,17 @@ def test_without_a_budget_nobody_keeps_copies_that_will_come_anew() -> None:
         assert not torch.equal(client.personalised(), trained)
 
 
+def test_a_state_saved_with_its_copies_is_taken_over() -> None:
+    federation = SmallFederation(method=Apple())
+    client = federation.clients[0]
+    old = {name: value for name, value in client.state().items() if name != "trained"}
+    mixed = client.personalised()
+    federation.run(1)
+    assert not torch.equal(client.personalised(), mixed)
+    client.restore(old)
+    assert torch.equal(client.personalised(), mixed)
+
+
 def test_a_reply_that_lacks_a_core_is_refused_where_there_is_no_copy() -> None:
     for budget, refused in ((None, True), (3, False)):
         federation = SmallFederation(method=Apple(budget=budget)).run(1)

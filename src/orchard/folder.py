@@ -154,6 +154,7 @@ class RunFolder:
 
     def create(self, result: Result, about: Mapping[str, Any]) -> None:
         """Write what is known before the first round."""
+        self.models.forget_waiting()
         self.write_experiment(result.experiment)
         self.write("environment.json", about)
         (self.path / "metrics.jsonl").write_bytes(b"")
@@ -177,6 +178,7 @@ class RunFolder:
     def forget(self, after: int) -> None:
         """Forget all but the lines of so many rounds and the checkpoint built on them: the others are run again."""
         forget_newer(self.path / "checkpoints", after + 1)
+        self.models.forget_waiting()
         file = self.path / "metrics.jsonl"
         file.touch()
         os.truncate(file, sum(len(line) for line in _lines(file)[:after]))

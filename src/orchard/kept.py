@@ -35,19 +35,23 @@ class KeptModels:
         for client, (vector, buffers) in enumerate(models):
             tensors = {VECTOR: vector, **{f"buffers.{name}": buffer for name, buffer in buffers.items()}}
             save_tensors(home / _file(client), {name: tensor.cpu() for name, tensor in tensors.items()})
-        self._forget_waiting(worth)
+        self.forget_waiting(worth)
 
     def save(self, worth: Set[int]) -> None:
         """Keep these rounds; delete what is no longer worth keeping and was not at the last checkpoint either."""
-        self._forget_waiting(worth)
+        self.forget_waiting(worth)
         for round in self._numbered(".round-"):
             waiting, home = self._waiting(round), self._home(round)
             for file in waiting.iterdir():
                 sync(file)
             sync(waiting)
-            if home.exists():  # left by a run that was cut off before its checkpoint, and run again since
-                shutil.rmtree(home)
-            waiting.replace(home)
+            if home.exists():  # the last round's, measured once more: what a checkpoint needs is there at any moment
+                for file in waiting.iterdir():
+                    file.replace(home / file.name)
+                sync(home)
+                waiting.rmdir()
+            else:
+                waiting.replace(home)
             sync(self.folder)
         for round in self.rounds() - worth - self.needed_before:
             shutil.rmtree(self._home(round))
@@ -62,7 +66,8 @@ class KeptModels:
         vector = tensors.pop(VECTOR)
         return vector, {name.removeprefix("buffers."): buffer for name, buffer in tensors.items()}
 
-    def _forget_waiting(self, worth: Set[int]) -> None:
+    def forget_waiting(self, worth: Set[int] = frozenset()) -> None:
+        """Delete what waits for a checkpoint and is not worth it: all, where a run is taken up that was cut off."""
         for round in self._numbered(".round-") - worth:
             shutil.rmtree(self._waiting(round))
 

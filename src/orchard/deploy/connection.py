@@ -78,12 +78,12 @@ class Connection:
 
         One that has just ended runs no more either, but its server was there before it and will say how it ended.
         """
-        if status.startswith(FINISHED):
-            return True
+        if status != "RUNNING":
+            return status.startswith(FINISHED)
         server = self._call(lambda session: session.get_system_info())
         submitted = self._call(lambda session: session.get_job_meta(job)).get("submit_time", 0.0)
-        forgotten = job not in [entry.job_id for entry in server.job_info] and server.server_info.start_time > submitted
-        return status == "RUNNING" and forgotten
+        runs = job in [entry.job_id for entry in server.job_info]
+        return not runs and bool(server.server_info.start_time > submitted)
 
     def unfinished(self, run: str) -> list[str]:
         """Return the jobs of a run that have not ended."""

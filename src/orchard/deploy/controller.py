@@ -112,7 +112,9 @@ class RunController(Controller):  # type: ignore[misc]
                     self.waiting.discard(site)
             time.sleep(LOOK)
         self.shelf.clear()
-        return answers
+        taken = dict(answers)
+        answers.clear()  # FLARE keeps the tasks, and they keep this
+        return taken
 
     def _sent(self, site: str, message: Message, answers: dict[str, Message | str], fl_ctx: FLContext) -> Task:
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:

@@ -30,13 +30,13 @@ Stop = Callable[[], bool]
 
 def coordinate(plan: Plan, path: Path, engine: FlareEngine, follow: Follow, stop: Stop) -> bool:
     """Run the rounds that are left; return whether the run is finished, rather than stopped after a round."""
+    gc.freeze()  # what was imported stays, and need not be looked at again and again
     path.mkdir(parents=True, exist_ok=True)
     with RunFolder(path).held() as folder:
         if folder.read("summary.json").get("state") == "finished":
             return True
         result, server, wants, first = _begun(plan, folder, engine) or _begin(plan, folder, engine)
         follow(result)
-        gc.freeze()  # what was imported stays, and need not be looked at after every round
         for exchange in run_rounds(result.federation, server, engine, wants, first):
             _refuse_too_few(plan, exchange)
             _save(folder, server, result, exchange)

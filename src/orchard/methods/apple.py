@@ -20,7 +20,7 @@ others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N).
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -92,6 +92,10 @@ class AppleClient(Client):
         self.copies = [None if j == index else federation.initial_core(j) for j in range(federation.clients)]
         self.downloaded: frozenset[int] = frozenset()
         self.trained: Tensor | None = None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; one that was saved before there was `trained` has its copies still."""
+        super().restore({"trained": None, **state})
 
     def wants(self, round: int) -> tuple[int, ...]:
         """Choose at most M cores: the ones never had, then by the strength of the relationship."""
