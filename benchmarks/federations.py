@@ -1,4 +1,4 @@
-"""Federations to run: images of MNIST's shape, dealt out as in the practical split."""
+"""Federations to run: images of MNIST's shape, random ones or dealt out as in the practical split."""
 
 import numpy as np
 
@@ -7,11 +7,6 @@ from orchard.data.partition import partition_matrix
 from orchard.experiment import Practical
 
 CLIENTS = 12
-
-
-def practical_sizes(total: int) -> list[int]:
-    """Return the clients' numbers of training images in the paper's practical split of ten equal classes."""
-    return [int(total * share) for share in partition_matrix(Practical(), 10, CLIENTS).mean(axis=0)]
 
 
 def random_images(sizes: list[int], tests: float = 1 / 6) -> list[ClientArrays]:

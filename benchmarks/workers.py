@@ -1,4 +1,4 @@
-"""Two workers against one, on 12 clients of the practical split's sizes, a round of one epoch.
+"""Two workers against one, on the 12 clients of a practical split, a round of one epoch.
 
 The wall-clock figure says something only where two cores are free. The figure beside it is nearly independent of the
 load: the CPU time of the one worker against that of the busier of the two.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from threading import Barrier, get_ident
 
-from federations import CLIENTS, practical_sizes, random_images
+from federations import CLIENTS, practical_images
 from measuring import Figure, ratios
 from orchard.contract import Reply
 from orchard.data import from_arrays
@@ -51,8 +51,8 @@ def cpu_times(engine: LocalEngine, workers: int) -> dict[int, float]:
 
 
 def measure() -> list[Figure]:
-    sizes = practical_sizes(SAMPLES)
-    arrays = random_images(sizes)
+    arrays = practical_images(SAMPLES)
+    sizes = [len(client.y_train) for client in arrays]
     wall: dict[str, list[float]] = {"one": [], "two": []}
     cpu: dict[str, list[float]] = {"one": [], "two": []}
     one, two = (Experiment(dataset="arrays", clients=CLIENTS, epochs=1, workers=workers) for workers in (1, 2))

@@ -8,7 +8,6 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +95,10 @@ class RunController(Controller):  # type: ignore[misc]
         answers: dict[str, Message | str] = {}
         self.waiting = set(requests)
         tasks = {site: self._sent(site, message, answers, fl_ctx) for site, message in requests.items()}
-        for look in count(1):
-            if not self.waiting:
-                break
-            if look % TIDYING == 0:
+        looks = 0
+        while self.waiting:
+            looks += 1
+            if looks % TIDYING == 0:
                 gc.collect()
             if abort_signal.triggered:
                 raise RunFailed("the job was ended from outside")
