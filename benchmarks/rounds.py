@@ -28,7 +28,7 @@ from orchard.methods.heurfedamp import HeurFedAMPClient, HeurFedAMPServer
 from orchard.rounds import Exchange
 from orchard.runs import run
 
-SAMPLES, ROUNDS = 12_000, 3
+SAMPLES, ROUNDS = 12_000, 10
 
 Shares = dict[str, tuple[float, ...]]
 

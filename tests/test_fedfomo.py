@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 import orchard
@@ -111,6 +111,34 @@ def test_stopping_at_what_is_worse_than_the_base_changes_no_bit(monkeypatch: pyt
     assert torch.equal(quick.models(), slow.models())
     for one, other in zip(fomo_clients(quick), fomo_clients(slow), strict=True):
         assert np.array_equal(one.weights, other.weights)
+
+
+def test_the_losses_of_base_and_model_are_those_of_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = SmallFederation(method="fedfomo", rounds=6).run(2)
+    for client, site in zip(fomo_clients(federation), federation.sites, strict=True):
+        for model, loss in ((client.model, client.model_loss), (client.base, client.base_loss)):
+            assert loss == pytest.approx(mean_loss(site.network, model, site.data.validation), rel=1e-5)
+    run = 0
+
+    def counted(network: Network, model: Tensor, samples: Samples, limit: float = math.inf) -> float:
+        nonlocal run
+        run += 1
+        return mean_loss(network, model, samples, limit)
+
+    monkeypatch.setattr(fedfomo, "mean_loss", counted)
+    federation.round(2)
+    assert run == len(federation.clients) * (len(federation.clients) - 1)  # the others' models alone
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+def test_a_base_that_was_measured_with_other_statistics_is_measured_again() -> None:
+    federation = SmallFederation(method="fedfomo", model=normalised, batch_size=64).run(2)
+    for client, site in zip(fomo_clients(federation), federation.sites, strict=True):
+        assert client.base_loss is None
+        assert client.model_loss == pytest.approx(mean_loss(site.network, client.model, site.data.validation), rel=1e-5)
 
 
 def test_test_data_never_affect_fedfomo() -> None:

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from orchard.experiment import Experiment
+from orchard.experiment import Experiment, Moment
 from orchard.models import build
 from orchard.randomness import derived_seed
 from orchard.training import Scores, Site
@@ -183,6 +183,9 @@ class Client(Half, ABC):
     def fine_tuned(self, site: Site, round: int) -> Tensor | None:
         """Return a copy of what was received, tuned to the local data, where the method does such a thing."""
         return None
+
+    def measured(self, moment: Moment, scores: Scores) -> None:
+        """Learn how well the model did that it has just exchanged, tuned or trained."""
 
     @abstractmethod
     def train(self, site: Site, round: int) -> float:

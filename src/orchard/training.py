@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Scores:
 
     validation: Measures
     test: Measures
+    loss: float | None = field(default=None, compare=False)
+    """The mean cross-entropy on the validation data; it stays where it was measured."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +136,10 @@ def check_finite(name: str, values: Tensor) -> None:
 
 def evaluate(site: Site, model: Tensor) -> Scores:
     """Measure a model on the client's validation and test data."""
-    return Scores(*(_measured(site.network, model, part) for part in (site.data.validation, site.data.test)))
-
-
-def _measured(network: Network, model: Tensor, samples: Samples) -> Measures:
-    return measure(class_scores(network, model, samples.x), samples.y)
+    validation, test = site.data.validation, site.data.test
+    scores = class_scores(site.network, model, validation.x)
+    loss = functional.cross_entropy(scores, validation.y).item()
+    return Scores(measure(scores, validation.y), measure(class_scores(site.network, model, test.x), test.y), loss)
 
 
 @torch.inference_mode()

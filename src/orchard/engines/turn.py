@@ -35,7 +35,9 @@ def take_turn(client: Client, site: Site, reply: Reply, keep: Keep = lambda mome
 def _steps(client: Client, site: Site, reply: Reply, keep: Keep) -> Answer:
     def measured(moment: Moment, model: Tensor) -> Scores:
         keep(moment, model)
-        return evaluate(site, model)
+        scores = evaluate(site, model)
+        client.measured(moment, scores)
+        return scores
 
     client.receive(site, reply)
     exchanged = tuned = None

@@ -16,7 +16,7 @@ downloads is a random other client's with probability max(0, 0.3 − 0.05·r), e
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from pydantic import Field
 from torch import Tensor
 
 from orchard.contract import Client, Federation, Notes, Reply, Server, Upload
-from orchard.experiment import Experiment, MethodSettings
+from orchard.experiment import Experiment, MethodSettings, Moment
 from orchard.methods.limits import refuse_budget
 from orchard.randomness import generator
-from orchard.training import Site, descend, mean_loss
+from orchard.training import Scores, Site, descend, mean_loss
 
 
 class FedFomo(MethodSettings):
@@ -50,9 +50,9 @@ class FedFomo(MethodSettings):
 
 
 class FedFomoClient(Client):
-    """The own model, its base, and how much the others' were worth so far."""
+    """The own model, its base, their validation losses where known, and how much the others' were worth so far."""
 
-    keeps = ("model", "base", "affinity", "weights")
+    keeps = ("model", "base", "model_loss", "base_loss", "affinity", "weights")
 
     def __init__(self, settings: FedFomo, index: int, federation: Federation) -> None:
         self.index, self.seed = index, federation.experiment.seed
@@ -60,9 +60,15 @@ class FedFomoClient(Client):
         self.budget = settings.budget or len(self.others)
         self.limited = self.budget < len(self.others)
         self.model = self.base = federation.initial_model()
+        self.model_loss: float | None = None
+        self.base_loss: float | None = None
         self.affinity = np.zeros(federation.clients)
         self.affinity[index] = 0.1
         self.weights = np.eye(federation.clients)[index]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; one that was saved before losses were kept has them computed anew."""
+        super().restore({"model_loss": None, "base_loss": None, **state})
 
     def wants(self, round: int) -> tuple[int, ...]:
         """Choose M others; in the first round nobody has anything to give yet."""
@@ -100,7 +106,7 @@ class FedFomoClient(Client):
                     self.weights[j] = positive[j] / scale
                     mixture.add_(candidates[j], alpha=self.weights[j])
             self.base = mixture
-        self.model = self.base
+        self.model, self.model_loss, self.base_loss = self.base, None, None
 
     def _worth(self, site: Site, candidates: Mapping[int, Tensor]) -> dict[int, float]:
         """Return a_n of every candidate, from validation data alone.
@@ -108,19 +114,27 @@ class FedFomoClient(Client):
         Without a budget no affinities are kept, and how much worse than the base a candidate is makes no difference:
         it counts as 0, and need not be run over all of the data.
         """
-        loss = mean_loss(site.network, self.base, site.data.validation)
-        limit = math.inf if self.limited else loss
+        base_loss = _loss(site, self.base, self.base_loss)
+        limit = math.inf if self.limited else base_loss
         worth = {}
         for j, candidate in candidates.items():
-            distance = torch.linalg.vector_norm(candidate - self.base).item()
-            gain = loss - mean_loss(site.network, candidate, site.data.validation, limit)
-            a = gain / (distance + 1e-8)
-            worth[j] = a if distance >= 1e-12 and math.isfinite(a) else 0.0
+            known = self.model_loss if j == self.index else None
+            gain = base_loss - _loss(site, candidate, known, limit)
+            worth[j] = _per_distance(gain, candidate, self.base) if math.isfinite(gain) else 0.0
         return worth
+
+    def measured(self, moment: Moment, scores: Scores) -> None:
+        """Keep the losses of base and model, with which the next round begins: two models less to run."""
+        if moment == "exchanged":
+            self.base_loss = scores.loss
+        elif moment == "trained":
+            self.model_loss = scores.loss
 
     def train(self, site: Site, round: int) -> float:
         """Train from the base."""
         self.model, loss = descend(site, round, self.base)
+        if site.network.buffers():
+            self.base_loss = None  # it was measured with statistics that training has moved
         return loss
 
     def personalised(self) -> Tensor:
@@ -134,6 +148,15 @@ class FedFomoClient(Client):
     def notes(self) -> Notes:
         """Return the weights of the last mixture."""
         return {"relationships": self.weights.tolist()}
+
+
+def _loss(site: Site, model: Tensor, known: float | None, limit: float = math.inf) -> float:
+    return mean_loss(site.network, model, site.data.validation, limit) if known is None else known
+
+
+def _per_distance(gain: float, candidate: Tensor, base: Tensor) -> float:
+    distance = torch.linalg.vector_norm(candidate - base).item()
+    return gain / (distance + 1e-8) if 1e-12 <= distance < math.inf else 0.0
 
 
 class FedFomoServer(Server):

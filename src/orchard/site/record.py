@@ -82,7 +82,7 @@ def answer_of(record: Mapping[str, Any]) -> Answer:
 
 def scores_of(stored: Any) -> Scores | None:
     """Return scores as they were."""
-    return None if stored is None else Scores(*(Measures(*part) for part in stored))
+    return None if stored is None else Scores(Measures(*stored[0]), Measures(*stored[1]))
 
 
 def _stored(answer: Answer, round: int) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _scores(value: object) -> Scores | None:
         return None
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise Refused("malformed")
-    return Scores(*(_measures(part) for part in value))
+    return Scores(_measures(value[0]), _measures(value[1]))
 
 
 def _measures(value: object) -> Measures:
