@@ -36,13 +36,11 @@ RIGHTS = {
         "abort_job",
         "download_job",
         "app_command",
-        "disable_client",
-        "enable_client",
     ),
     "site": ("submit_job", "check_status", "abort_job"),
 }
 """All that the coordinator may ask of a server and of a site; there are no other people. Whatever is not named is
-refused: code in jobs (byoc), remote shell commands, reading errors and logs, restarting a site."""
+refused: code in jobs (byoc), remote shell commands, reading errors and logs, restarting a site or locking it out."""
 
 SITE_TEMPLATE = """# What this site decides for itself. Paths are seen from the kit's folder.
 data = "../data.npz"        # an .npz, or a folder of images
