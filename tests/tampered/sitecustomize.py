@@ -23,10 +23,35 @@ if "TAP" in os.environ:
 
 
 if hostile := os.environ.get("HOSTILE"):
+    import threading
+
     import numpy as np
+    from nvflare.fuel.f3.streaming import blob_streamer
 
     import orchard.site.worker as worker
     from orchard.engines.flare.messages import pack_answer
+
+    swelling = threading.Event()
+
+    class Swollen(blob_streamer.BlobStream):  # type: ignore[misc]
+        """Ten gigabytes of zeros in place of an upload, with or without saying so before; nobody needs to hold them."""
+
+        def __init__(self, blob: Any, headers: Any) -> None:
+            super().__init__(blob, headers)
+            self.honest = not swelling.is_set() or self.get_size() < 100_000
+            self.left = 10 * 2**30
+            if not self.honest:
+                self.size = 0 if hostile == "ten gigabytes undeclared" else self.left
+
+        def read(self, chunk_size: int) -> Any:
+            if self.honest:
+                return super().read(chunk_size)
+            chunk = bytes(min(chunk_size, self.left))
+            self.left -= len(chunk)
+            self.pos += len(chunk)
+            return chunk
+
+    blob_streamer.BlobStream = Swollen
 
     def falsified(answer: Any, round: int) -> Any:
         message = dict(pack_answer(answer, round))
@@ -41,8 +66,8 @@ if hostile := os.environ.get("HOSTILE"):
                 message["upload"] = vector[1:].tobytes()
             case "wrong sender":
                 message["site"] = "south"
-            case "huge":
-                message["upload"] = bytes(40_000_000)
+            case "ten gigabytes" | "ten gigabytes undeclared":
+                swelling.set()
             case "hang":
                 time.sleep(1000)
         return message
