@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchard.contract import Answer, Client, Federation, Reply, Server
@@ -17,6 +18,7 @@ from orchard.training import Site
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("ORCHARD_DATA", ROOT.parent / "shared" / "data"))
+DRAW = np.random.default_rng(0)
 
 needs_mnist = pytest.mark.skipif(
     not (REAL_DATA / "mnist").is_dir(), reason="MNIST's files are not there; set ORCHARD_DATA"
@@ -35,6 +37,11 @@ def small_experiment(**changes: object) -> Experiment:
         "lr": 0.05,
     }
     return load_experiment(overrides=values | changes)
+
+
+def some_images(n: int, *shape: int) -> NDArray[np.uint8]:
+    """Return images of random bytes, other ones with every call."""
+    return DRAW.integers(256, size=(n, *shape)).astype(np.uint8)
 
 
 def small_arrays(clients: int = 4, shape: tuple[int, ...] = (6,), classes: int = 3) -> list[ClientArrays]:
