@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from helpers import small_arrays, small_experiment
 from orchard.data import ClientArrays
@@ -68,3 +69,15 @@ class Consortium:
         found = SiteRecord(self.settings[site].records / run, {}).newest()
         assert found is not None
         return found
+
+
+def figures(result: Result) -> list[Any]:
+    """All that a server may see of a run: no private figures, no times."""
+    private = ("relationships", "alpha", "time", "seconds")
+    return [{k: v for k, v in entry.as_json().items() if k not in private} for entry in result.rounds]
+
+
+def same_models(consortium: Consortium, result: Result) -> bool:
+    """Tell whether each site holds, bit for bit, the model that its client has in a simulation."""
+    kept = [consortium.record(site)["last"] for site in SITES]
+    return all(torch.equal(mine["vector"], model[0]) for mine, model in zip(kept, result.models, strict=True))

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,23 +14,10 @@ from orchard.errors import Refusal, RunFailed
 from orchard.folder import RunFolder
 from orchard.methods.apple import Apple
 from orchard.plan import Plan
-from orchard.results import Result
 from orchard.site.worker import SiteWorker
-from sites import SITES, Consortium, small_plan
+from sites import SITES, Consortium, figures, same_models, small_plan
 
 METHODS = ["separate", "fedavg", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo", "apple"]
-
-
-def figures(result: Result) -> list[Any]:
-    """All that a server may see of a run: no private figures, no times."""
-    private = ("relationships", "alpha", "time", "seconds")
-    return [{k: v for k, v in entry.as_json().items() if k not in private} for entry in result.rounds]
-
-
-def same_models(consortium: Consortium, result: Result) -> bool:
-    """Tell whether each site holds, bit for bit, the model that its client has in a simulation."""
-    kept = [consortium.record(site)["last"] for site in SITES]
-    return all(torch.equal(mine["vector"], model[0]) for mine, model in zip(kept, result.models, strict=True))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -60,7 +60,8 @@ def test_check_tries_everything_and_says_what_would_leave(tmp_path: Path, kit: P
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('data = "nowhere.npz"', "no such file"),
+        ('data = "nowhere.npz"\nrecords = "../north/records"', "no such file"),
+        ('data = "../north/data.npz"', "records: is missing"),
         ('data = "../north/data.npz"\nrecords = "records"', "must lie outside of the kit"),
         ('data = "../north/data.npz"\nrecord = "x"', "record: unknown key; did you mean 'records'?"),
         ("", "data"),

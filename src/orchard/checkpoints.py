@@ -62,6 +62,11 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Any, list[str
     return None, problems
 
 
+def rounds_written(folder: Path) -> list[int]:
+    """Return after how many rounds there are checkpoints, whole or not, the newest first."""
+    return [int(path.stem.removeprefix("rounds-")) for path in _newest_first(folder)]
+
+
 def forget_newer(folder: Path, rounds: int) -> None:
     """Delete checkpoints after more rounds than so many: damaged ones must not count among the last two."""
     for path in _newest_first(folder):

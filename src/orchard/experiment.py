@@ -293,6 +293,8 @@ def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
             lines.append(explain(cause, place))
         elif problem["type"] == "value_error":
             lines.append(".".join((*place, str(cause))))
+        elif problem["type"] == "missing":
+            lines.append(f"{field}: is missing")
         elif problem["type"] == "union_tag_invalid":
             lines.append(f"{field}.name = {details['tag']!r}: unknown; {nearest(details['tag'], PARTITIONS)}")
         else:

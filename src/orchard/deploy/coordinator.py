@@ -32,6 +32,7 @@ def coordinate(plan: Plan, path: Path, engine: FlareEngine, follow: Follow, stop
     """Run the rounds that are left; return whether the run is finished, rather than stopped after a round."""
     gc.freeze()  # what was imported stays, and need not be looked at again and again
     path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)  # models are nobody else's matter on this machine
     with RunFolder(path).held() as folder:
         if folder.read("summary.json").get("state") == "finished":
             return True

@@ -44,7 +44,7 @@ refused: code in jobs (byoc), remote shell commands, reading errors and logs, re
 
 SITE_TEMPLATE = """# What this site decides for itself. Paths are seen from the kit's folder.
 data = "../data.npz"        # an .npz, or a folder of images
-records = "../records"      # what a crash must not lose: this site's state, relationships and personalised model
+records = "../{site}-records"  # what a crash must not lose: this site's state, relationships and personalised model
 device = "cpu"
 models = []                 # networks of your own that a run may name, e.g. ["hospital_nets:small_cnn"]
 """
@@ -172,7 +172,7 @@ def _narrow(kit: Path, name: str, consortium: Consortium) -> None:
     else:
         resources["allow_log_streaming"] = False
         resources["components"] = [c for c in resources["components"] if c["id"] != "site_log_streamer"]
-        (kit / SITE).write_text(SITE_TEMPLATE, "utf-8")
+        (kit / SITE).write_text(SITE_TEMPLATE.format(site=name), "utf-8")
         _write_consortium(kit, consortium)
     _write_json(kit / "local" / "resources.json", resources)
     messages = {"streaming_max_blob_size": consortium.message_mb * 2**20, "streaming_chunk_size": CHUNK}

@@ -5,19 +5,24 @@ figures of all rounds so far with the site's directed relationships, and two per
 one that the site's own validation data choose. It exists here and nowhere else.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-from orchard.checkpoints import read_newest, write_checkpoint
+from orchard.checkpoints import read_newest, rounds_written, write_checkpoint
 from orchard.contract import Answer, Notes, Upload
-from orchard.engines.flare.messages import FIGURES
+from orchard.engines.flare.messages import FIGURES, Refused
 from orchard.experiment import Moment
 from orchard.measures import Measures
 from orchard.training import Scores
+
+log = logging.getLogger(__name__)
 
 Model = tuple[Tensor, dict[str, Tensor]]
 
@@ -45,12 +50,39 @@ class SiteRecord:
         self.written: dict[str, Any] | None = None
         """What was written last by this process, which need not be read again."""
 
-    def newest(self, at_most: int | None = None) -> dict[str, Any] | None:
-        """Return the newest record after at most so many rounds, or None."""
-        if self.written and (at_most is None or self.written["rounds"] <= at_most):
-            return self.written
-        found: tuple[dict[str, Any] | None, list[str]] = read_newest(self.folder, at_most)
+    @contextmanager
+    def held(self, seconds: float) -> Iterator[None]:
+        """Let no other process of this site at the record meanwhile, e.g. one that outlived its job."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # it is nobody else's matter on this machine either
+        try:
+            with FileLock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=seconds):
+                yield
+        except Timeout:
+            raise Refused("record in use") from None
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the newest record that is whole, or None."""
+        found: tuple[dict[str, Any] | None, list[str]] = read_newest(self.folder)
         return found[0]
+
+    def for_round(self, round: int) -> dict[str, Any] | None:
+        """Return the record of a round that is done, else that of the last one before it, if there was any.
+
+        Where that one is gone or cannot be read, the round is refused: it would go on from another state, and the
+        records that there are would be overwritten.
+        """
+        if self.written and self.written["rounds"] <= round + 1:
+            return self.written
+        done, _ = read_newest(self.folder, round + 1)
+        if done is None or done["rounds"] <= round:
+            if max(rounds_written(self.folder), default=0) > round + 1:
+                raise Refused("round long past")
+            done, problems = read_newest(self.folder, round)
+            if problems:
+                log.error("%s", "; ".join(problems))
+                raise Refused("record damaged")
+        return done  # type: ignore[no-any-return]
 
     def write(self, before: Mapping[str, Any] | None, turn: Turn) -> None:
         """Write what a turn left, on top of the record before it."""
@@ -63,7 +95,6 @@ class SiteRecord:
             "history": [*(before["history"] if before else []), _figures(turn)],
             **_models(before, turn),
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
         write_checkpoint(self.folder, turn.round + 1, content)
         self.written = content
 

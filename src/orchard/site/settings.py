@@ -15,7 +15,7 @@ class SiteSettings(Settings):
     """The file `local/site.toml` of a site's kit; paths are seen from the kit's folder."""
 
     data: LaxPath = Field(description="an .npz, or a folder of images")
-    records: LaxPath = Field(default=Path("../records"), description="outside of the kit: what a crash must not lose")
+    records: LaxPath = Field(description="outside of the kit, and of this site alone: what a crash must not lose")
     device: str = "cpu"
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'

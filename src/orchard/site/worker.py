@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchard.contract import Answer, Client, Enrolment, Federation
+from orchard.contract import Answer, Client, Enrolment, Federation, Reply
 from orchard.data import FederatedData, site_data
 from orchard.engines.flare.messages import (
     Bounds,
@@ -115,29 +115,38 @@ class SiteWorker:
         known, now = self.enrolled, self.started
         rounds = known.plan.experiment.rounds
         reply = unpack_reply(message, now.federation.clients, rounds, now.bounds)
-        done = known.record.newest(reply.round + 1)
-        if done is not None and done["rounds"] == reply.round + 1:
-            return pack_answer(answer_of(done), reply.round)
-        half, buffers = (done["half"], done["buffers"]) if done else now.initial
-        now.client.restore(half)
-        network = now.site.network
-        network.load_buffers(buffers)
-        models: dict[Moment, Model] = {}
-        answer = take_turn(
-            now.client, now.site, reply, lambda moment, model: models.update({moment: (model, network.buffers())})
-        )
-        moment = known.experiment.method.moment
-        turn = Turn(
-            round=reply.round,
-            answer=answer,
-            half=now.client.state(),
-            buffers=network.buffers() if reply.round < rounds else buffers,
-            notes=now.client.notes(),
-            moment=moment,
-            model=models.get(moment),
-        )
-        known.record.write(done, turn)
-        return pack_answer(answer, reply.round)
+        with known.record.held(known.plan.agreement.round_seconds):
+            return pack_answer(_taken(known, now, reply), reply.round)
+
+
+# --- A turn ---
+
+
+def _taken(known: Enrolled, now: Started, reply: Reply) -> Answer:
+    """Take a turn, and bring it onto the disk; one that was taken before is read from there."""
+    done = known.record.for_round(reply.round)
+    if done is not None and done["rounds"] == reply.round + 1:
+        return answer_of(done)
+    half, buffers = (done["half"], done["buffers"]) if done else now.initial
+    now.client.restore(half)
+    network = now.site.network
+    network.load_buffers(buffers)
+    models: dict[Moment, Model] = {}
+    answer = take_turn(
+        now.client, now.site, reply, lambda moment, model: models.update({moment: (model, network.buffers())})
+    )
+    moment = known.experiment.method.moment
+    turn = Turn(
+        round=reply.round,
+        answer=answer,
+        half=now.client.state(),
+        buffers=network.buffers() if reply.round < known.experiment.rounds else buffers,
+        notes=now.client.notes(),
+        moment=moment,
+        model=models.get(moment),
+    )
+    known.record.write(done, turn)
+    return answer
 
 
 # --- Getting ready ---
@@ -157,6 +166,8 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "counts": counts}
     record = SiteRecord(settings.records / plan.run, about)
     before = record.newest()
+    if before is not None and before["about"]["site"] != name:
+        raise Refused("record of another site")
     if before is not None and before["about"]["data"] != about["data"]:
         raise Refused("data changed")
     if before is not None and not _same_run(Plan.from_json(before["about"]["plan"]), plan):
