@@ -180,6 +180,19 @@ def test_a_bad_upload_is_refused_and_the_others_go_on(kind: str, tmp_path: Path)
     assert result.rounds[1].bytes_up[2] == 0
 
 
+@pytest.mark.parametrize("odd", [np.array([1, 2]), 10**400, [[[]]], {"a": 1}, "text", {1, 2}, float("nan")], ids=repr)
+def test_whatever_a_site_puts_into_a_field_harms_its_own_answer_alone(odd: object, tmp_path: Path) -> None:
+    fields = ["site", "round", "upload", "wants", "loss", "trained", "exchanged"]
+    consortium = Consortium(tmp_path)
+
+    def altered(site: str, answer: Message) -> Message:
+        return {**answer, fields[answer["round"]]: odd} if site == "east" and answer.get("upload") else answer
+
+    consortium.altered = altered
+    result = consortium.run(small_plan(rounds=7))
+    assert [set(entry.failures) for entry in result.rounds] == [{2}] * 7
+
+
 def test_a_site_says_of_its_errors_no_more_than_a_category(tmp_path: Path) -> None:
     consortium = Consortium(tmp_path)
     worker = consortium.workers["east"]

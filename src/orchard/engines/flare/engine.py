@@ -58,7 +58,7 @@ class FlareEngine:
             try:
                 if isinstance(answer, Refused):
                     raise answer
-                found[site] = unpack(answer)
+                found[site] = _unpacked(answer, unpack)
             except Refused as refused:
                 self.reasons[site] = str(refused)
         self.present = [site for site in self.present if site in found]
@@ -89,7 +89,7 @@ class FlareEngine:
         if isinstance(answer, Refused):
             return Failure(f"{place}: {answer}")
         try:
-            return unpack_answer(answer, round, len(self.plan.sites), self.bounds)
+            return _unpacked(answer, lambda answer: unpack_answer(answer, round, len(self.plan.sites), self.bounds))
         except Refused as refused:
             return Failure(f"{place}: refused: {refused}")
 
@@ -103,10 +103,20 @@ class FlareEngine:
         for site, answer in self.carry(requests).items():
             if isinstance(answer, str):
                 found[site] = Refused(answer)
-            elif not isinstance(answer, Mapping) or answer.get("site") != site:
+            elif not isinstance(answer, Mapping) or not isinstance(answer.get("site"), str) or answer["site"] != site:
                 found[site] = Refused("refused: wrong sender")
             elif "failure" in answer:
                 found[site] = Refused(category(answer["failure"]))
             else:
                 found[site] = answer
         return found
+
+
+def _unpacked(answer: Message, unpack: Callable[[Message], T]) -> T:
+    """Check and return an answer; whatever a site puts into it, it harms that site's answer alone."""
+    try:
+        return unpack(answer)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused("malformed") from error

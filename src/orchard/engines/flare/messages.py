@@ -113,7 +113,8 @@ def pack_answer(answer: Answer, round: int) -> Message:
 
 def unpack_answer(message: Message, round: int, clients: int, bounds: Bounds) -> Answer:
     """Check and return the answer to the reply of a round."""
-    if message.get("round") != round:
+    answered = message.get("round")
+    if not isinstance(answered, int) or answered != round:
         raise Refused("wrong round")
     wants = message.get("wants")
     if not isinstance(wants, list | tuple) or len(wants) > clients:
