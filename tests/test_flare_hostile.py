@@ -201,6 +201,8 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
         (federation.kits / "east" / "local" / "comm_config.json").unlink()  # it keeps to no limit of its own
         federation.start("localhost")
         federation.wait(lambda: "Server started" in federation.log("localhost"), "the server to start")
+        with Connection(federation.kits / COORDINATOR) as server:
+            assert server.sites() == {}
         federation.start("north", "south")
         federation.start("east", HOSTILE=kind)
         run = federation.run(rounds=3, epochs=1, deploy={"round_seconds": 12})
@@ -227,6 +229,7 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
         ("wrong length", "refused: wrong length"),
         ("wrong sender", "refused: wrong sender"),
         ("hang", "deadline"),
+        ("die", "absent"),  # after it has ended two jobs
     ],
 )
 def test_a_hostile_site_is_refused_and_the_others_go_on(kind: str, reason: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("nvflare")
 from cryptography import x509
 
 from orchard.consortium import Consortium, load_consortium
+from orchard.deploy import provision
 from orchard.deploy.connection import Connection
 from orchard.deploy.job import write_job
 from orchard.deploy.provision import make_kits
@@ -52,6 +53,31 @@ def test_a_job_is_over_when_it_has_ended_or_its_server_was_started_since_and_kno
     assert not is_over("RUNNING", [], 50.0)  # it has just ended, and its server will say how
     assert not is_over("RUNNING", ["job"], 150.0)  # waited for its turn while the server was started anew
     assert is_over("RUNNING", ["other"], 150.0)
+
+
+def test_a_kit_that_was_cut_off_in_the_making_does_not_pass_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = Consortium.model_validate({**PARTIES, "sites": ["north", "south"]})
+    narrow = provision._narrow
+
+    def cut_off(kit: Path, name: str, consortium: Consortium) -> None:
+        if name == "south":
+            raise KeyboardInterrupt
+        narrow(kit, name, consortium)
+
+    monkeypatch.setattr(provision, "_narrow", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        make_kits(agreed, tmp_path)
+    assert not (tmp_path / "south").exists()
+    (tmp_path / ".south.new" / "startup").mkdir(parents=True)  # cut off in the copying
+    (tmp_path / ".south.new" / "startup" / "old.key").write_text("")
+    monkeypatch.setattr(provision, "_narrow", narrow)
+    make_kits(agreed, tmp_path)
+    assert not (tmp_path / "south" / "startup" / "old.key").exists()
+    for name in ("north", "south", "hub.example.org"):
+        rights = json.loads((tmp_path / name / "local" / "authorization.json").read_text())["permissions"]
+        assert rights["project_admin"]["byoc"] == "none"
 
 
 def test_keys_are_for_their_owners_alone(kits: Path) -> None:

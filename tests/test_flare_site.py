@@ -18,6 +18,7 @@ from orchard.data import site_data
 from orchard.errors import Refusal
 from orchard.experiment import load_experiment
 from orchard.models import build
+from orchard.site.check import check
 from orchard.vector import Network
 from processes import orchard_command
 from sites import SITES, Consortium, small_plan, write_npz
@@ -55,6 +56,18 @@ def test_check_tries_everything_and_says_what_would_leave(tmp_path: Path, kit: P
     assert "one model of 8,012 bytes" in done.stdout
     assert "What does not: samples, directed relationships, the personalised model, logs." in done.stdout
     assert not list((tmp_path / "north" / "records").iterdir())
+
+
+@pytest.mark.parametrize("method", ["fedfomo", "heurfedamp", "fedavg-local"])
+def test_check_says_where_the_model_that_leaves_is_the_personalised_one(
+    method: str, tmp_path: Path, kit: Path, experiment: Path
+) -> None:
+    Consortium(tmp_path)
+    agreed = {**EXPERIMENT, "method": method, "deploy": {"classes": ["a", "b", "c"]}}
+    experiment.write_text(tomli_w.dumps(agreed))
+    said = list(check(kit, experiment))
+    assert f"  with {method} the model that leaves is this site's personalised model" in said
+    assert said[-1] == "What does not: samples, directed relationships, logs."
 
 
 @pytest.mark.parametrize(

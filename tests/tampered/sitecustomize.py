@@ -68,6 +68,8 @@ if hostile := os.environ.get("HOSTILE"):
                 message["site"] = "south"
             case "ten gigabytes" | "ten gigabytes undeclared":
                 swelling.set()
+            case "die":
+                os._exit(1)
             case "hang":
                 time.sleep(1000)
         return message

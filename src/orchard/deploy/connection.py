@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from orchard.consortium import FILE, load_consortium
-from orchard.deploy.job import RESULTS, TOPIC, write_job
+from orchard.deploy.job import RESULTS, TEXTS, TOPIC, write_job
 from orchard.errors import Refusal, RunFailed
 from orchard.plan import Plan
 
@@ -55,9 +55,14 @@ class Connection:
 
     def sites(self) -> dict[str, Seen]:
         """Return the sites that answer, and the jobs that each is at work on."""
-        registered = self._call(lambda session: session.get_system_info().client_info)
+        from nvflare.fuel.flare_api.api_spec import NoClientsAvailable
+
+        try:
+            rows = self._call(lambda session: session.get_client_job_status(), NoClientsAvailable) or []
+        except NoClientsAvailable:
+            return {}
         jobs: dict[str, list[str]] = {}
-        for row in (self._call(lambda session: session.get_client_job_status()) or []) if registered else []:
+        for row in rows:
             if row["status"] not in ("no_reply", "error"):
                 jobs.setdefault(row["client_name"], []).extend([row["job_id"]] if "job_id" in row else [])
         return {site: Seen(site, tuple(at_work)) for site, at_work in jobs.items()}
@@ -78,8 +83,10 @@ class Connection:
 
         One that has just ended runs no more either, but its server was there before it and will say how it ended.
         """
-        if status != "RUNNING":
-            return status.startswith(FINISHED)
+        return status.startswith(FINISHED) or (status == "RUNNING" and self.began_after(job))
+
+    def began_after(self, job: str) -> bool:
+        """Tell whether the server was started after a job was submitted, and does not run it."""
         server = self._call(lambda session: session.get_system_info())
         submitted = self._call(lambda session: session.get_job_meta(job)).get("submit_time", 0.0)
         runs = job in [entry.job_id for entry in server.job_info]
@@ -94,11 +101,12 @@ class Connection:
         """Ask a running job how far it is; None where it does not answer, as at its beginning and at its end."""
         from nvflare.fuel.flare_api.api_spec import InternalError, JobNotRunning, NoReply
 
+        silence = (InternalError, JobNotRunning, NoReply)
         try:
-            answer = self._call(lambda session: session.do_app_command(job, TOPIC, asked))
-        except (InternalError, JobNotRunning, NoReply):
+            answer = self._call(lambda session: session.do_app_command(job, TOPIC, asked), *silence)
+        except silence:
             return None
-        return answer if isinstance(answer, dict) and "rounds" in answer else None
+        return answer if isinstance(answer, dict) and _is_progress(answer) else None
 
     def abort(self, job: str) -> None:
         """End a job at once."""
@@ -112,35 +120,51 @@ class Connection:
             found = place / "workspace" / RESULTS
             if not found.is_dir():
                 return ""
-            for file in found.iterdir():
-                if file.name != "error.txt":
-                    shutil.copyfile(file, to / file.name)
-            return (found / "error.txt").read_text("utf-8")
+            for name in TEXTS:
+                if (found / name).is_file():
+                    shutil.copyfile(found / name, to / name)
+            return printable((found / "error.txt").read_text("utf-8"))
 
     # --- The session ---
 
-    def _call(self, command: Callable[[Any], T]) -> T:
+    def _call(self, command: Callable[[Any], T], *expected: type[Exception]) -> T:
         """Give a command; where the connection is lost, connect and give it again."""
         from nvflare.apis.fl_exception import FLCommunicationError
         from nvflare.fuel.flare_api.api_spec import (
             AuthenticationError,
             AuthorizationError,
+            InternalError,
+            NoConnection,
+            NoReply,
+            SessionClosed,
+        )
+
+        unreachable = (
             NoConnection,
             SessionClosed,
+            FLCommunicationError,
+            InternalError,
+            NoReply,
+            OSError,
+            RuntimeError,
         )
 
         deadline = time.monotonic() + self.patience
         while True:
             try:
                 return command(self._connected())
+            except expected:
+                raise
             except (AuthenticationError, AuthorizationError) as error:
                 raise Refusal(f"{self.kit}: the server refuses this: {error}") from None
-            except (NoConnection, SessionClosed, FLCommunicationError, OSError, RuntimeError) as error:
+            except unreachable as error:
                 self._close()
                 if time.monotonic() > deadline:
                     server = f"{self.consortium.server}:{self.consortium.port}"
                     raise RunFailed(f"{server}: cannot be reached: {error}") from None
                 time.sleep(PAUSE)
+            except Exception as error:  # FLARE has a class of its own for everything
+                raise RunFailed(f"the server says: {type(error).__name__}: {printable(str(error))}") from None
 
     def _connected(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -157,6 +181,11 @@ class Connection:
                 session.close()
 
 
+def _is_progress(answer: dict[str, Any]) -> bool:
+    kinds = {"files": dict, "lines": list, "out": list}
+    return all(isinstance(answer.get(name), kind) for name, kind in kinds.items())
+
+
 def need_flare() -> None:
     """Refuse where FLARE is not installed; keep its words for its developers away from people."""
     try:
@@ -164,3 +193,8 @@ def need_flare() -> None:
     except ImportError:
         raise Refusal("silos on separate machines need: pip install 'orchard[deploy]'") from None
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+
+
+def printable(text: str) -> str:
+    """Return a server's words in one line that does nothing to a terminal."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

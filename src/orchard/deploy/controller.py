@@ -20,7 +20,7 @@ from nvflare.apis.shareable import ReturnCode, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from orchard.deploy.coordinator import coordinate, defined
-from orchard.deploy.job import PRESENT, RESULTS, TASK, TOPIC
+from orchard.deploy.job import BEGINNING, PRESENT, RESULTS, TASK, TEXTS, TOPIC
 from orchard.deploy.provision import SERVER
 from orchard.engines.flare.engine import FlareEngine
 from orchard.engines.flare.messages import Message
@@ -36,8 +36,6 @@ TIDYING = 2
 """Looks after which FLARE's messages that have been sent are thrown away: they are in cycles, and large."""
 PARCEL = 4 * 2**20
 """Bytes of models that make a parcel, unless one alone has more."""
-TEXTS = ("experiment.toml", "federation.json", "environment.json", "metrics.jsonl", "summary.json")
-"""The files of a run folder that its coordinator may have."""
 
 
 class RunController(Controller):  # type: ignore[misc]
@@ -50,6 +48,7 @@ class RunController(Controller):  # type: ignore[misc]
         self.shelf: dict[str, list[list[Any]]] = {}
         """Parcels of models to be fetched, by the ticket that only their site was sent."""
         self.seen: Result | None = None
+        self.engine: FlareEngine | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Read what is planned, and listen to the coordinator."""
@@ -79,8 +78,8 @@ class RunController(Controller):  # type: ignore[misc]
             return self._carry(requests, abort_signal, fl_ctx)
 
         try:
-            engine = FlareEngine(self.plan, self.present, carry)
-            coordinate(self.plan, self.folder, engine, self._follow, self.pausing.is_set)
+            self.engine = FlareEngine(self.plan, self.present, carry)
+            coordinate(self.plan, self.folder, self.engine, self._follow, self.pausing.is_set)
         except Exception as error:
             self._leave_results(f"{type(error).__name__}: {error}" if not isinstance(error, RunFailed) else str(error))
             raise
@@ -127,9 +126,14 @@ class RunController(Controller):  # type: ignore[misc]
             else:
                 answers[site] = answer if isinstance(answer, dict) else "refused: malformed"
 
+        agreed = self.plan.agreement
+        # To get ready a site may have to import and to read for longer than a round takes.
+        seconds = agreed.round_seconds
+        if message["what"] != "turn":
+            seconds = max(seconds, agreed.patience_seconds)
         data = Shareable()
         data[MESSAGE] = self._shelved(message)
-        task = Task(TASK, data, timeout=max(1, self.plan.agreement.round_seconds), result_received_cb=received)
+        task = Task(TASK, data, timeout=seconds, result_received_cb=received)
         self.send(task, fl_ctx, targets=[site], send_order=SendOrder.ANY)
         return task
 
@@ -175,12 +179,13 @@ class RunController(Controller):  # type: ignore[misc]
         return {
             "rounds": len(lines),
             "waiting": sorted(self.waiting),
+            "out": sorted(set(self.present) - set(self.engine.present)) if self.engine else [],
             "lines": defined(lines[since if isinstance(since, int) and since >= 0 else 0 :]),
             "files": self._texts(),
         }
 
     def _texts(self) -> dict[str, str]:
-        found = {name: self.folder / name for name in TEXTS if name not in ("metrics.jsonl", "summary.json")}
+        found = {name: self.folder / name for name in BEGINNING}
         return {name: file.read_text("utf-8") for name, file in found.items() if file.is_file()}
 
     def _leave_results(self, error: str) -> None:

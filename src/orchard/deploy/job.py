@@ -12,6 +12,10 @@ TASK = "orchard"
 TOPIC = "orchard"
 PRESENT = "present.json"
 RESULTS = "orchard"
+BEGINNING = ("experiment.toml", "federation.json", "environment.json")
+"""The files of a run folder that say what is run, which its coordinator may have from the start."""
+TEXTS = (*BEGINNING, "metrics.jsonl", "summary.json")
+"""All that its coordinator may have, and takes: no file of any other name."""
 POLL = 0.1
 """Seconds between a site's questions whether there is something to do."""
 START = 600.0

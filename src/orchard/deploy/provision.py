@@ -70,11 +70,14 @@ def make_kits(consortium: Consortium, out: Path) -> Kits:
         authority.chmod(0o700)
         made = _provisioned(consortium, authority)
         for name in missing:
-            for place in (made / name, out / name):  # before there is a key in it, and as copying leaves it
+            _narrow(made / name, name, consortium)
+            new = out / f".{name}.new"  # a kit that is cut off in the making must not pass for one
+            shutil.rmtree(new, ignore_errors=True)
+            for place in (made / name, new):  # before there is a key in it, and as copying leaves it
                 place.mkdir(exist_ok=True, mode=0o700)
                 place.chmod(0o700)
-            shutil.copytree(made / name, out / name, dirs_exist_ok=True)
-            _narrow(out / name, name, consortium)
+            shutil.copytree(made / name, new, dirs_exist_ok=True)
+            new.rename(out / name)
         expires = min(map(_expiry, [*made.rglob("*.crt"), *made.rglob("rootCA.pem")]))
         shutil.rmtree(made)
         for secret in [*authority.rglob("*.json"), *authority.rglob("*.key")]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from orchard.checkpoints import write_durably
-from orchard.deploy.connection import FINISHED, Connection, Seen
+from orchard.deploy.connection import FINISHED, Connection, Seen, printable
+from orchard.deploy.job import BEGINNING
 from orchard.errors import Refusal, RunFailed, Stopped
 from orchard.folder import RunFolder
 from orchard.plan import FILE as PLAN
@@ -30,8 +31,14 @@ SETTLING = 30.0
 """Seconds that a site has to begin with a job."""
 FORGOTTEN = 3
 """Looks in a row at which a party does not know of a job that ran there, after which it is over."""
+STUCK = 60
+"""Looks in a row at which a server that was started anew still has a job to begin, after which it never will."""
 TRIES = 5
 """Jobs in a row that bring no round further, after which the run is given up."""
+DEATHS = 2
+"""Such jobs in a row that one site's death has ended, after which the run goes on without it."""
+AGAIN = 600.0
+"""Seconds after which a site that could not take part, or kept dying, is asked again."""
 
 
 class Supervisor:
@@ -42,6 +49,12 @@ class Supervisor:
         self.done = len(folder.rounds())
         """Rounds whose lines are complete."""
         self.shown = self.done
+        self.lost: set[str] = set()
+        """Sites whose loss has ended the job at hand."""
+        self.deaths: dict[str, int] = {}
+        """By site: jobs in a row without a complete round that its death has ended."""
+        self.left_out: dict[str, float] = {}
+        """By site that kept dying: since when the run goes on without it."""
 
     def run(self) -> Result:
         """Follow the run to its end."""
@@ -59,11 +72,12 @@ class Supervisor:
                 return self.folder.result()
             if self._stopping():
                 raise Stopped(f"stopped after round {self.done + 1}; go on with: {attach_command(self.folder.path)}")
+            self._count_deaths(error, complete=self.done > before)
             tries = 0 if self.done > before else tries + 1
             if tries >= TRIES:
                 raise RunFailed(f"given up after {tries} tries without a complete round: {error or 'no reason given'}")
             if error:
-                self.say(f"the job ended: {' '.join(error.split())}; going on in a new one")
+                self.say(f"the job ended: {error}; going on in a new one")
             job = None
 
     def _state(self) -> dict[str, Any]:
@@ -71,6 +85,26 @@ class Supervisor:
 
     def _stopping(self) -> bool:
         return (self.folder.path / STOP).exists()
+
+    def _count_deaths(self, error: str, *, complete: bool) -> None:
+        """Leave a site out for a while that has ended several jobs in a row, where there are enough without it."""
+        lost = self.lost | {site for site in self.plan.sites if f"{site}: lost" in error}
+        self.lost = set()
+        self.deaths = {} if complete else {site: self.deaths.get(site, 0) + 1 for site in lost}
+        for site, times in self.deaths.items():
+            others = [other for other in self._awaited() if other != site]
+            if times >= DEATHS and self._enough(others):
+                self.say(f"{site} has ended {times} jobs in a row; going on without it for {AGAIN / 60:.0f} minutes")
+                self.left_out[site] = time.monotonic()
+
+    def _awaited(self) -> list[str]:
+        """Return the sites that should take part now."""
+        never = -AGAIN
+        return [s for s in self.plan.sites if time.monotonic() - self.left_out.get(s, never) >= AGAIN]
+
+    def _enough(self, sites: Sequence[str]) -> bool:
+        """Tell whether a run that has begun can go on with these sites."""
+        return len(sites) >= self.plan.min_sites and self.folder.path.joinpath("federation.json").exists()
 
     # --- One job ---
 
@@ -88,11 +122,10 @@ class Supervisor:
         began, said = time.monotonic(), ""
         while True:
             there = self.server.sites()
-            present = [site for site in self.plan.sites if site in there]
-            missing = ", ".join(site for site in self.plan.sites if site not in there)
+            present = [site for site in self._awaited() if site in there]
+            missing = ", ".join(site for site in self._awaited() if site not in there)
             patient = time.monotonic() - began < self.plan.agreement.patience_seconds
-            enough = len(present) >= self.plan.min_sites and self.folder.path.joinpath("federation.json").exists()
-            if not missing or (enough and not patient):
+            if not missing or (self._enough(present) and not patient):
                 return present
             if missing != said:
                 self.say(f"waiting for: {missing}")
@@ -104,7 +137,7 @@ class Supervisor:
     def _watch(self, job: str) -> str:
         """Follow a job until it is over; end it where a site has been lost or an absent one is back."""
         began = looked = time.monotonic()
-        over = 0
+        over = stuck = 0
         asked: dict[str, Any] = {}
         missed: dict[str, int] = {}
         """By site that has been at work on the job, or had the time to begin: looks in a row at which it was not."""
@@ -113,6 +146,9 @@ class Supervisor:
             over = over + 1 if self.server.is_over(job, status) else 0
             if status.startswith(FINISHED) or over >= FORGOTTEN:
                 return status
+            stuck = stuck + 1 if status == "DISPATCHED" and self.server.began_after(job) else 0
+            if stuck >= STUCK:
+                self.server.abort(job)
             if self._stopping():
                 asked = {"stop": True}
             progress = self.server.progress(job, {**asked, "since": self.done})
@@ -123,12 +159,15 @@ class Supervisor:
                 if looked - began > SETTLING:
                     missed = dict.fromkeys(self._state().get("present", []), 0) | missed
                 lost = self._lost(job, there, missed)
+                back = self._returned(there)
+                again = self._asked_again(there, progress["out"]) if looked - began > AGAIN else []
                 if lost:
                     self.say(f"lost: {', '.join(lost)}")
+                    self.lost |= set(lost)
                     self.server.abort(job)
                     missed.clear()
-                elif self._returned(there) and not asked:
-                    self.say(f"back again: {', '.join(self._returned(there))}; taking part from the next round on")
+                elif (back or again) and not asked:
+                    self.say(f"{', '.join(back + again)}: there again; taking part from the next round on")
                     asked = {"stop": True}
             time.sleep(POLL)
 
@@ -142,7 +181,11 @@ class Supervisor:
         return [site for site, times in missed.items() if times >= FORGOTTEN]
 
     def _returned(self, there: dict[str, Seen]) -> list[str]:
-        return [site for site in self.plan.sites if site in there and site not in self._state().get("present", [])]
+        return [site for site in self._awaited() if site in there and site not in self._state().get("present", [])]
+
+    def _asked_again(self, there: dict[str, Seen], out: list[str]) -> list[str]:
+        """Return the sites that are there and could not take part when they were asked."""
+        return [site for site in self._awaited() if site in there and site in out]
 
     # --- The folder ---
 
@@ -150,18 +193,22 @@ class Supervisor:
         """Write down what is new of a run, and say it."""
         if progress is None:
             return
-        for name, text in progress["files"].items():
-            if not (self.folder.path / name).exists():
-                write_durably(self.folder.path / name, text)
+        for name in BEGINNING:
+            if name in progress["files"] and not (self.folder.path / name).exists():
+                write_durably(self.folder.path / name, str(progress["files"][name]))
         lines = progress["lines"]
+        try:
+            said = {line["round"]: self._line(line) for line in lines}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunFailed("the server's figures make no sense") from None
         with (self.folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             for line in lines[:-1]:
                 file.write(json.dumps(line) + "\n")
         self.done += len(lines[:-1])
-        for line in lines:
-            if line["round"] >= self.shown:
-                self.say(self._line(line))
-                self.shown = line["round"] + 1
+        for round, text in said.items():
+            if round >= self.shown:
+                self.say(text)
+                self.shown = round + 1
 
     def _line(self, line: dict[str, Any]) -> str:
         """Say how a round went, site by site."""
@@ -172,7 +219,7 @@ class Supervisor:
             f"{site} {'-' if a is None else format(a, '.1%')}"
             for site, a in zip(self.plan.sites, accuracy, strict=True)
         ]
-        failures = [str(reason) for reason in line["failures"].values()]
+        failures = [printable(str(reason)) for reason in line["failures"].values()]
         rounds = self.plan.experiment.rounds
         return "  ".join([f"round {line['round'] + 1}/{rounds}", mean, *each, f"{line['seconds']:.1f} s", *failures])
 
@@ -208,15 +255,14 @@ def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
     plan, home = planned(path), kit or kit_of(path)
     (path / STOP).write_text("", "utf-8")
     with Connection(home) as server:
-        jobs = server.unfinished(plan.run)
-        while jobs:
+        looks = 0
+        while jobs := server.unfinished(plan.run):
+            looks += 1
             for job in jobs:
-                if now:
+                # A job that says nothing for so long has not begun, or never will.
+                if now or (server.progress(job, {"stop": True}) is None and looks > STUCK):
                     server.abort(job)
-                else:
-                    server.progress(job, {"stop": True})
             time.sleep(POLL)
-            jobs = server.unfinished(plan.run)
     say(f"stopped; go on with: {attach_command(path)}")
 
 

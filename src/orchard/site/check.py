@@ -85,4 +85,8 @@ def _dry_turn(known: Enrolled, now: Started) -> Iterator[str]:
     yield f"  each round: {f'one model of {upload:,} bytes' if upload else 'no model'}, which models it wants next,"
     yield "    its mean training loss, and accuracy, balanced accuracy and AUROC on its validation and test data"
     yield "  where something fails: a category, e.g. 'training not finite'"
-    yield "What does not: samples, directed relationships, the personalised model, logs."
+    own = "directed relationships, the personalised model"
+    if answer.upload is not None and torch.equal(answer.upload.vector, now.client.personalised()):
+        yield f"  with {experiment.method.name} the model that leaves is this site's personalised model"
+        own = "directed relationships"
+    yield f"What does not: samples, {own}, logs."

@@ -1,0 +1,103 @@
+"""What a coordinator takes from a server, and what it makes of sites that are lost; no server is needed for that."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from orchard.deploy.connection import Connection, printable
+from orchard.deploy.job import RESULTS
+from orchard.deploy.supervision import STUCK, Supervisor
+from orchard.errors import RunFailed
+from orchard.folder import RunFolder
+from sites import small_plan
+
+
+class Server(Connection):
+    """A server that a test speaks for."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def status(self, job: str) -> str:
+        return "FINISHED:ABORTED" if self.aborted else "DISPATCHED"
+
+    def began_after(self, job: str) -> bool:
+        return True
+
+    def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+        return None
+
+    def abort(self, job: str) -> None:
+        self.aborted.append(job)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Supervisor:
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    return Supervisor(Server(), RunFolder(folder), small_plan(agreement={"min_sites": 2}), lambda text: None)
+
+
+def test_a_server_writes_no_files_but_those_of_a_run(supervisor: Supervisor, tmp_path: Path) -> None:
+    names = ["../outside", str(tmp_path / "absolute"), "plan.json", "deploy.json", "stop", "experiment.toml"]
+    supervisor._mirror({"files": dict.fromkeys(names, "text"), "lines": [], "out": []})
+    found = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    assert found == {"runs/run/experiment.toml", "runs/run/metrics.jsonl"}
+
+
+def test_a_server_leaves_no_files_but_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, mine = tmp_path / "left", tmp_path / "mine"
+    (left / "workspace" / RESULTS).mkdir(parents=True)
+    mine.mkdir()
+    for name in ("plan.json", "deploy.json", "summary.json", "error.txt"):
+        (left / "workspace" / RESULTS / name).write_text("a\x1b[31m\nb")
+    server = Server()
+    monkeypatch.setattr(server, "_call", lambda command: left)
+    assert server.fetch("job", mine) == "a [31m b"
+    assert [file.name for file in mine.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("line", [{}, {"round": 0}, [], 7, {"round": 0, "trained": {"test": {"accuracy": [1.0]}}}])
+def test_figures_that_make_no_sense_are_refused_before_they_are_written(supervisor: Supervisor, line: object) -> None:
+    with pytest.raises(RunFailed, match="the server's figures make no sense"):
+        supervisor._mirror({"files": {}, "lines": [line], "out": []})
+    assert not (supervisor.folder.path / "metrics.jsonl").exists()
+
+
+def test_a_site_that_keeps_dying_is_left_out_where_there_are_enough_without_it(supervisor: Supervisor) -> None:
+    (supervisor.folder.path / "federation.json").write_text("{}")
+    supervisor._count_deaths("east: lost", complete=False)
+    assert supervisor._awaited() == ["north", "south", "east", "west"]
+    supervisor._count_deaths("east: lost", complete=True)  # a round was complete in between
+    supervisor._count_deaths("east: lost", complete=False)
+    assert supervisor._awaited() == ["north", "south", "east", "west"]
+    supervisor.lost = {"east"}
+    supervisor._count_deaths("", complete=False)
+    assert supervisor._awaited() == ["north", "south", "west"]
+    for site in ("west", "west", "south", "south"):
+        supervisor._count_deaths(f"{site}: lost", complete=False)
+    assert supervisor._awaited() == ["north", "south"]  # two are needed
+    supervisor.left_out["east"] -= 601
+    assert supervisor._awaited() == ["north", "south", "east"]
+
+
+def test_before_the_first_round_nobody_is_left_out(supervisor: Supervisor) -> None:
+    for _ in range(4):
+        supervisor._count_deaths("east: lost", complete=False)
+    assert "east" in supervisor._awaited()
+
+
+def test_a_job_that_a_dead_server_was_beginning_is_ended(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr("orchard.deploy.supervision.time.sleep", looks.append)
+    assert supervisor._watch("job") == "FINISHED:ABORTED"
+    assert len(looks) == STUCK
+
+
+def test_a_servers_words_do_nothing_to_a_terminal() -> None:
+    assert printable("lost\n\x1b]0;title\x07 site\u202e") == "lost ]0;title site"
