@@ -2,12 +2,14 @@
 
 import gc
 import json
+import re
 import secrets
 import shutil
 import threading
 import time
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ class RunController(Controller):  # type: ignore[misc]
         self.plan = Plan.from_json((config / PLAN).read_text("utf-8"))
         self.present: list[str] = json.loads((config / PRESENT).read_text("utf-8"))
         settings = tomllib.loads((Path(workspace.get_root_dir()) / SERVER).read_text("utf-8"))
+        self.job, self.log = job, Path(workspace.get_root_dir()) / "log.txt"
         self.folder = Path(settings["storage"]) / "runs" / self.plan.run
         self.results = Path(workspace.get_run_dir(job)) / RESULTS
         fl_ctx.get_engine().register_app_command(TOPIC, self._answer_coordinator)
@@ -100,7 +103,7 @@ class RunController(Controller):  # type: ignore[misc]
             if looks % TIDYING == 0:
                 gc.collect()
             if abort_signal.triggered:
-                raise RunFailed("the job was ended from outside")
+                raise RunFailed(self._why_ended())
             for site in list(self.waiting):
                 status = tasks[site].completion_status
                 if status == TaskCompletionStatus.CLIENT_DEAD:
@@ -136,6 +139,15 @@ class RunController(Controller):  # type: ignore[misc]
         task = Task(TASK, data, timeout=seconds, result_received_cb=received)
         self.send(task, fl_ctx, targets=[site], send_order=SendOrder.ANY)
         return task
+
+    def _why_ended(self) -> str:
+        """Say whose death has made FLARE end the job; it tells nobody, but its log."""
+        with suppress(OSError):
+            said = self.log.read_text("utf-8", errors="replace")
+            found = re.search(rf"Failing job {self.job} due to reported failure from ([\w-]+)", said)
+            if found and found[1] in self.plan.sites:
+                return f"{found[1]}: lost"
+        return "the job was ended from outside"
 
     def _shelved(self, message: Message) -> dict[str, Any]:
         """Put the models of a message on the shelf; the message then tells how many parcels there are to fetch."""
