@@ -58,16 +58,33 @@ def test_check_tries_everything_and_says_what_would_leave(tmp_path: Path, kit: P
     assert not list((tmp_path / "north" / "records").iterdir())
 
 
-@pytest.mark.parametrize("method", ["fedfomo", "heurfedamp", "fedavg-local"])
-def test_check_says_where_the_model_that_leaves_is_the_personalised_one(
-    method: str, tmp_path: Path, kit: Path, experiment: Path
+LEAVES = "the model that leaves is this site's personalised model"
+SENT = "the personalised model is the one that the server sends to all"
+
+
+@pytest.mark.parametrize(
+    ("method", "seen"),
+    [
+        ("fedfomo", LEAVES),
+        ("heurfedamp", LEAVES),
+        ("fedavg-local", LEAVES),
+        ("fedavg", SENT),
+        ("separate", ""),
+        ("fedavg-ft", ""),
+        ("apfl", ""),
+        ("apple", ""),
+    ],
+)
+def test_check_says_where_the_personalised_model_is_not_the_sites_alone(
+    method: str, seen: str, tmp_path: Path, kit: Path, experiment: Path
 ) -> None:
     Consortium(tmp_path)
     agreed = {**EXPERIMENT, "method": method, "deploy": {"classes": ["a", "b", "c"]}}
     experiment.write_text(tomli_w.dumps(agreed))
     said = list(check(kit, experiment))
-    assert f"  with {method} the model that leaves is this site's personalised model" in said
-    assert said[-1] == "What does not: samples, directed relationships, logs."
+    assert not seen or f"  with {method} {seen}" in said
+    own = "" if seen else "the personalised model, "
+    assert said[-1] == f"What does not: samples, directed relationships, {own}logs."
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from orchard.consortium import FILE, load_consortium
-from orchard.contract import Reply
+from orchard.contract import Answer, Client, Reply
 from orchard.data import ClientData, Samples
 from orchard.engines.flare.messages import Refused, pack_answer
 from orchard.engines.turn import take_turn
 from orchard.errors import Refusal
+from orchard.experiment import MethodSettings
 from orchard.plan import Plan, make_plan
 from orchard.site.settings import SiteSettings, load_site
 from orchard.site.worker import Enrolled, Started, enrolled, started
@@ -85,8 +86,17 @@ def _dry_turn(known: Enrolled, now: Started) -> Iterator[str]:
     yield f"  each round: {f'one model of {upload:,} bytes' if upload else 'no model'}, which models it wants next,"
     yield "    its mean training loss, and accuracy, balanced accuracy and AUROC on its validation and test data"
     yield "  where something fails: a category, e.g. 'training not finite'"
-    own = "directed relationships, the personalised model"
-    if answer.upload is not None and torch.equal(answer.upload.vector, now.client.personalised()):
-        yield f"  with {experiment.method.name} the model that leaves is this site's personalised model"
-        own = "directed relationships"
-    yield f"What does not: samples, {own}, logs."
+    seen = _who_sees_the_model(experiment.method, now.client, answer)
+    if seen:
+        yield f"  with {experiment.method.name} {seen}"
+    yield f"What does not: samples, directed relationships, {'' if seen else 'the personalised model, '}logs."
+
+
+def _who_sees_the_model(method: MethodSettings, client: Client, answer: Answer) -> str:
+    """Say why the personalised model is not the site's alone, where it is not."""
+    if method.moment == "exchanged":
+        return "the personalised model is the one that the server sends to all"
+    if method.moment == "tuned" or answer.upload is None:
+        return ""
+    same = torch.equal(answer.upload.vector, client.personalised())
+    return "the model that leaves is this site's personalised model" if same else ""
