@@ -1,32 +1,24 @@
-"""Measure speed and memory, as ratios: ``python benchmarks [--json] [steps rounds workers memory loading]``."""
+"""Measure speed and memory, as ratios: ``python benchmarks [--json] [steps rounds workers memory loading]``.
+
+``python benchmarks silos`` measures twelve sites over FLARE, by its name only: it needs the extra [deploy].
+"""
 
 import argparse
 import json
 import os
+from importlib import import_module
 
-import loading
-import memory
-import rounds
-import steps
-import workers
-
-BENCHMARKS = {
-    "steps": steps.measure,
-    "rounds": rounds.measure,
-    "workers": workers.measure,
-    "memory": memory.measure,
-    "loading": loading.measure,
-}
+ORDINARY = ("steps", "rounds", "workers", "memory", "loading")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which; none: all of them")
+    parser.add_argument("names", nargs="*", choices=[[], *ORDINARY, "silos"], help="which; none: all but silos")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, a line each")
     options = parser.parse_args()
-    for name in options.names or BENCHMARKS:
+    for name in options.names or ORDINARY:
         load = os.getloadavg()[0]
-        for figure in BENCHMARKS[name]():
+        for figure in import_module(name).measure():
             about = {"benchmark": name, **figure.as_json(), "load": load}
             print(json.dumps(about) if options.json else figure.line(), flush=True)
 
