@@ -34,8 +34,6 @@ from orchard.site.executor import MESSAGE, PARCELS
 
 LOOK = 0.05
 """Seconds between looks at whether answers have come."""
-TIDYING = 2
-"""Looks after which FLARE's messages that have been sent are thrown away: they are in cycles, and large."""
 PARCEL = 4 * 2**20
 """Bytes of models that make a parcel, unless one alone has more."""
 
@@ -97,11 +95,8 @@ class RunController(Controller):  # type: ignore[misc]
         answers: dict[str, Message | str] = {}
         self.waiting = set(requests)
         tasks = {site: self._sent(site, message, answers, fl_ctx) for site, message in requests.items()}
-        looks = 0
         while self.waiting:
-            looks += 1
-            if looks % TIDYING == 0:
-                gc.collect()
+            gc.collect()  # FLARE's messages that have been sent: they are in cycles, and large
             if abort_signal.triggered:
                 raise RunFailed(self._why_ended())
             for site in list(self.waiting):
