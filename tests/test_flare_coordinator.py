@@ -1,18 +1,19 @@
 """What a coordinator takes from a server, and what it makes of sites that are lost; no server is needed for that."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 pytest.importorskip("nvflare")
 
-from orchard.deploy.connection import Connection, printable
+from orchard.deploy.connection import Connection, Seen, printable
 from orchard.deploy.job import RESULTS
-from orchard.deploy.supervision import STUCK, Supervisor
+from orchard.deploy.supervision import AGAIN, STUCK, Supervisor
 from orchard.errors import RunFailed
 from orchard.folder import RunFolder
-from sites import small_plan
+from sites import SITES, small_plan
 
 
 class Server(Connection):
@@ -97,6 +98,39 @@ def test_a_job_that_a_dead_server_was_beginning_is_ended(
     monkeypatch.setattr("orchard.deploy.supervision.time.sleep", looks.append)
     assert supervisor._watch("job") == "FINISHED:ABORTED"
     assert len(looks) == STUCK
+
+
+def test_a_site_that_could_not_begin_is_asked_again_after_a_while(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Running(Server):
+        asked: ClassVar[list[dict[str, Any]]] = []
+
+        def status(self, job: str) -> str:
+            return "FINISHED:COMPLETED" if self.asked and "stop" in self.asked[-1] else "RUNNING"
+
+        def is_over(self, job: str, status: str) -> bool:
+            return False
+
+        def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+            self.asked.append(asked)
+            return {"files": {}, "lines": [], "out": ["east"]}
+
+        def sites(self) -> dict[str, Seen]:
+            return {site: Seen(site, ("job",)) for site in SITES}
+
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("orchard.deploy.supervision.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    supervisor.folder.write("deploy.json", {"present": SITES})
+    supervisor.server = Running()
+    supervisor._watch("job")
+    assert AGAIN < now < AGAIN + 10
+    assert supervisor.server.asked[-1] == {"stop": True, "since": 0}
 
 
 def test_a_servers_words_do_nothing_to_a_terminal() -> None:
