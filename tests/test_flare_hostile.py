@@ -267,7 +267,7 @@ def test_no_byte_of_the_relationships_leaves_a_site(tmp_path: Path) -> None:
 
 
 def _record(federation: Federation, site: str) -> dict[str, Any]:
-    (folder,) = (federation.home / site / "records").iterdir()
+    (folder,) = (federation.home / site / "records").glob("sites-*")
     record = SiteRecord(folder, {}).newest()
     assert record is not None
     return record

@@ -34,7 +34,7 @@ def figures(result: Result) -> list[dict[str, object]]:
 
 def held(federation: Federation, site: str) -> torch.Tensor:
     """Return the personalised model that a site has on its disk."""
-    (folder,) = (federation.home / site / "records").iterdir()
+    (folder,) = (federation.home / site / "records").glob("sites-*")
     record = SiteRecord(folder, {}).newest()
     assert record is not None
     vector: torch.Tensor = record["last"]["vector"]
