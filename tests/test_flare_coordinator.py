@@ -70,15 +70,13 @@ def test_figures_that_make_no_sense_are_refused_before_they_are_written(supervis
 
 def test_a_site_that_keeps_dying_is_left_out_where_there_are_enough_without_it(supervisor: Supervisor) -> None:
     (supervisor.folder.path / "federation.json").write_text("{}")
-    supervisor._count_deaths("east: lost", complete=False)
-    assert supervisor._awaited() == ["north", "south", "east", "west"]
-    supervisor._count_deaths("east: lost", complete=True)  # a round was complete in between
-    supervisor._count_deaths("east: lost", complete=False)
-    assert supervisor._awaited() == ["north", "south", "east", "west"]
+    for complete in (False, False, True, False, False):  # a round is complete in between
+        supervisor._count_deaths("east: lost", complete=complete)
+        assert supervisor._awaited() == ["north", "south", "east", "west"]
     supervisor.lost = {"east"}
     supervisor._count_deaths("", complete=False)
     assert supervisor._awaited() == ["north", "south", "west"]
-    for site in ("west", "west", "south", "south"):
+    for site in ("west", "west", "west", "south", "south", "south"):
         supervisor._count_deaths(f"{site}: lost", complete=False)
     assert supervisor._awaited() == ["north", "south"]  # two are needed
     supervisor.left_out["east"] -= 601

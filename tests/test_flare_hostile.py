@@ -229,7 +229,7 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
         ("wrong length", "refused: wrong length"),
         ("wrong sender", "refused: wrong sender"),
         ("hang", "deadline"),
-        ("die", "absent"),  # after it has ended two jobs
+        ("die", "absent"),  # after it has ended three jobs
     ],
 )
 def test_a_hostile_site_is_refused_and_the_others_go_on(kind: str, reason: str, tmp_path: Path) -> None:

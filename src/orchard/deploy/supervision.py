@@ -35,7 +35,7 @@ STUCK = 60
 """Looks in a row at which a server that was started anew still has a job to begin, after which it never will."""
 TRIES = 5
 """Jobs in a row that bring no round further, after which the run is given up."""
-DEATHS = 2
+DEATHS = 3
 """Such jobs in a row that one site's death has ended, after which the run goes on without it."""
 AGAIN = 600.0
 """Seconds after which a site that could not take part, or kept dying, is asked again."""
