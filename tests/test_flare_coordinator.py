@@ -10,7 +10,7 @@ pytest.importorskip("nvflare")
 
 from orchard.deploy.connection import Connection, Seen, printable
 from orchard.deploy.job import RESULTS
-from orchard.deploy.supervision import AGAIN, STUCK, Supervisor
+from orchard.deploy.supervision import AGAIN, STUCK, Supervisor, stop
 from orchard.errors import RunFailed
 from orchard.folder import RunFolder
 from sites import SITES, small_plan
@@ -73,10 +73,13 @@ def test_a_site_that_keeps_dying_is_left_out_where_there_are_enough_without_it(s
     for complete in (False, False, True, False, False):  # a round is complete in between
         supervisor._count_deaths("east: lost", complete=complete)
         assert supervisor._awaited() == ["north", "south", "east", "west"]
+    supervisor._count_deaths("north-east: lost", complete=False)
+    supervisor._count_deaths("", complete=False)  # nobody knows whose death that was
+    assert supervisor._awaited() == ["north", "south", "east", "west"]
     supervisor.lost = {"east"}
-    supervisor._count_deaths("", complete=False)
+    assert supervisor._count_deaths("", complete=False) == ["east"]
     assert supervisor._awaited() == ["north", "south", "west"]
-    for site in ("west", "west", "west", "south", "south", "south"):
+    for site in ("west", "south", "west", "south", "west", "south"):
         supervisor._count_deaths(f"{site}: lost", complete=False)
     assert supervisor._awaited() == ["north", "south"]  # two are needed
     supervisor.left_out["east"] -= 601
@@ -129,6 +132,30 @@ def test_a_site_that_could_not_begin_is_asked_again_after_a_while(
     supervisor._watch("job")
     assert AGAIN < now < AGAIN + 10
     assert supervisor.server.asked[-1] == {"stop": True, "since": 0}
+
+
+def test_stopping_waits_for_the_round_and_ends_only_a_job_that_has_long_been_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(Server):
+        looks = 0
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def unfinished(self, run: str) -> list[str]:
+            return [] if self.aborted else ["job"]
+
+        def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+            self.looks += 1
+            return {"out": []} if self.looks < 200 and self.looks % 7 else None
+
+    server = Busy()
+    monkeypatch.setattr("orchard.deploy.supervision.Connection", lambda kit: server)
+    monkeypatch.setattr("orchard.deploy.supervision.time.sleep", lambda seconds: None)
+    (tmp_path / "plan.json").write_text(small_plan().to_json())
+    stop(tmp_path, tmp_path, now=False, say=lambda text: None)
+    assert server.looks == 199 + STUCK
 
 
 def test_a_servers_words_do_nothing_to_a_terminal() -> None:

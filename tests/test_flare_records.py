@@ -71,12 +71,14 @@ def test_a_round_long_past_is_refused_and_no_record_is_lost(tmp_path: Path) -> N
 
 
 def test_two_sites_do_not_share_a_folder_of_records(tmp_path: Path) -> None:
-    consortium = stopped_after(2, tmp_path)
-    consortium.settings["east"] = consortium.settings["east"].model_copy(
-        update={"records": consortium.settings["west"].records}
-    )
+    consortium = Consortium(tmp_path)
+    shared = consortium.settings["east"].records
+    consortium.settings["west"] = consortium.settings["west"].model_copy(update={"records": shared})
+    consortium.run(small_plan(rounds=6), stop_after=2)
+    consortium.restart_sites()
     result = consortium.run(small_plan(rounds=6))
-    assert result.rounds[2].failures == {2: "east, round 2: record of another site"}
+    reasons = [entry.failures[3] for entry in result.rounds[:5]]
+    assert reasons == [f"west, round {r}: record of another site" for r in range(5)]
 
 
 def test_a_record_that_another_process_is_at_is_left_alone(tmp_path: Path) -> None:

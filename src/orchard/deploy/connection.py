@@ -123,7 +123,8 @@ class Connection:
             for name in TEXTS:
                 if (found / name).is_file():
                     shutil.copyfile(found / name, to / name)
-            return printable((found / "error.txt").read_text("utf-8"))
+            said = found / "error.txt"
+            return printable(said.read_text("utf-8")) if said.is_file() else ""
 
     # --- The session ---
 

@@ -36,7 +36,7 @@ STUCK = 60
 TRIES = 5
 """Jobs in a row that bring no round further, after which the run is given up."""
 DEATHS = 3
-"""Such jobs in a row that one site's death has ended, after which the run goes on without it."""
+"""Such jobs that one site's death has ended, after which the run goes on without it."""
 AGAIN = 600.0
 """Seconds after which a site that could not take part, or kept dying, is asked again."""
 
@@ -52,7 +52,7 @@ class Supervisor:
         self.lost: set[str] = set()
         """Sites whose loss has ended the job at hand."""
         self.deaths: dict[str, int] = {}
-        """By site: jobs in a row without a complete round that its death has ended."""
+        """By site: jobs since the last complete round that its death has ended."""
         self.left_out: dict[str, float] = {}
         """By site that kept dying: since when the run goes on without it."""
 
@@ -72,8 +72,8 @@ class Supervisor:
                 return self.folder.result()
             if self._stopping():
                 raise Stopped(f"stopped after round {self.done + 1}; go on with: {attach_command(self.folder.path)}")
-            self._count_deaths(error, complete=self.done > before)
-            tries = 0 if self.done > before else tries + 1
+            left_out = self._count_deaths(error, complete=self.done > before)
+            tries = 0 if self.done > before or left_out else tries + 1
             if tries >= TRIES:
                 raise RunFailed(f"given up after {tries} tries without a complete round: {error or 'no reason given'}")
             if error:
@@ -86,16 +86,20 @@ class Supervisor:
     def _stopping(self) -> bool:
         return (self.folder.path / STOP).exists()
 
-    def _count_deaths(self, error: str, *, complete: bool) -> None:
-        """Leave a site out for a while that has ended several jobs in a row, where there are enough without it."""
-        lost = self.lost | {site for site in self.plan.sites if f"{site}: lost" in error}
+    def _count_deaths(self, error: str, *, complete: bool) -> list[str]:
+        """Leave sites out for a while that keep ending jobs, where there are enough without them; return which."""
+        lost = self.lost | {site for site in self.plan.sites if error == f"{site}: lost"}
         self.lost = set()
-        self.deaths = {} if complete else {site: self.deaths.get(site, 0) + 1 for site in lost}
-        for site, times in self.deaths.items():
+        self.deaths = {} if complete else self.deaths | {site: self.deaths.get(site, 0) + 1 for site in lost}
+        left_out = []
+        for site, times in list(self.deaths.items()):
             others = [other for other in self._awaited() if other != site]
             if times >= DEATHS and self._enough(others):
-                self.say(f"{site} has ended {times} jobs in a row; going on without it for {AGAIN / 60:.0f} minutes")
+                self.say(f"{site} has ended {times} jobs; going on without it for {AGAIN / 60:.0f} minutes")
                 self.left_out[site] = time.monotonic()
+                del self.deaths[site]
+                left_out.append(site)
+        return left_out
 
     def _awaited(self) -> list[str]:
         """Return the sites that should take part now."""
@@ -167,7 +171,7 @@ class Supervisor:
                     self.server.abort(job)
                     missed.clear()
                 elif (back or again) and not asked:
-                    self.say(f"{', '.join(back + again)}: there again; taking part from the next round on")
+                    self.say(f"{', '.join(back + again)}: there; asked to take part from the next round on")
                     asked = {"stop": True}
             time.sleep(POLL)
 
@@ -255,12 +259,13 @@ def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
     plan, home = planned(path), kit or kit_of(path)
     (path / STOP).write_text("", "utf-8")
     with Connection(home) as server:
-        looks = 0
+        silent: dict[str, int] = {}
+        """By job: looks in a row at which it did not answer; one that never does has not begun, or never will."""
         while jobs := server.unfinished(plan.run):
-            looks += 1
             for job in jobs:
-                # A job that says nothing for so long has not begun, or never will.
-                if now or (server.progress(job, {"stop": True}) is None and looks > STUCK):
+                answered = not now and server.progress(job, {"stop": True})
+                silent[job] = 0 if answered else silent.get(job, 0) + 1
+                if now or silent[job] >= STUCK:
                     server.abort(job)
             time.sleep(POLL)
     say(f"stopped; go on with: {attach_command(path)}")

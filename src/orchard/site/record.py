@@ -63,8 +63,7 @@ class SiteRecord:
 
     def newest(self) -> dict[str, Any] | None:
         """Return the newest record that is whole, or None."""
-        found: tuple[dict[str, Any] | None, list[str]] = read_newest(self.folder)
-        return found[0]
+        return self._own(read_newest(self.folder)[0])
 
     def for_round(self, round: int) -> dict[str, Any] | None:
         """Return the record of a round that is done, else that of the last one before it, if there was any.
@@ -82,7 +81,13 @@ class SiteRecord:
             if problems:
                 log.error("%s", "; ".join(problems))
                 raise Refused("record damaged")
-        return done  # type: ignore[no-any-return]
+        return self._own(done)
+
+    def _own(self, found: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Refuse what another site has written: two have been given the same folder."""
+        if found is not None and self.about.get("site", found["about"]["site"]) != found["about"]["site"]:
+            raise Refused("record of another site")
+        return found
 
     def write(self, before: Mapping[str, Any] | None, turn: Turn) -> None:
         """Write what a turn left, on top of the record before it."""
