@@ -8,10 +8,7 @@ records take. Needs the extra [deploy] and the tests' federation.
 import sys
 import tempfile
 import threading
-from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -38,8 +35,7 @@ def apart(home: Path) -> tuple[list[float], float]:
     def watch(federation: Federation) -> None:
         nonlocal peak
         while not over.wait(0.2):
-            with suppress(psutil.Error):
-                peak = max([peak, *(process.memory_info().rss for process in federation.workers("localhost"))])
+            peak = max(peak, federation.memory("localhost"))
 
     with Federation(home, [f"site-{i}" for i in range(CLIENTS)], digits(CLIENTS)) as federation:
         federation.start_all()

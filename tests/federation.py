@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -114,6 +115,12 @@ class Federation:
         """Return the processes in which a party is at work on jobs."""
         children: list[psutil.Process] = psutil.Process(self.processes[name].pid).children(recursive=True)
         return children
+
+    def memory(self, name: str) -> int:
+        """Return how many bytes the largest process of a party has now."""
+        with suppress(psutil.NoSuchProcess):
+            return max((process.memory_info().rss for process in self.workers(name)), default=0)
+        return 0
 
     def kill_worker(self, name: str) -> None:
         """Kill the process in which a party is at work."""

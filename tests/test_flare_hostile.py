@@ -5,13 +5,12 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from cryptography import x509
@@ -209,8 +208,7 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
 
         def is_over() -> bool:
             nonlocal peak
-            with suppress(psutil.NoSuchProcess):
-                peak = max([peak, *(process.memory_info().rss for process in federation.workers("localhost"))])
+            peak = max(peak, federation.memory("localhost"))
             return run.poll() is not None
 
         federation.wait(is_over, "the run to end")

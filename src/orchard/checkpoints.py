@@ -53,7 +53,7 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Any, list[str
     """
     problems: list[str] = []
     for path in _newest_first(folder):
-        if at_most is not None and int(path.stem.removeprefix("rounds-")) > at_most:
+        if at_most is not None and _rounds(path) > at_most:
             continue
         try:
             return _read(path), problems
@@ -64,19 +64,23 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Any, list[str
 
 def rounds_written(folder: Path) -> list[int]:
     """Return after how many rounds there are checkpoints, whole or not, the newest first."""
-    return [int(path.stem.removeprefix("rounds-")) for path in _newest_first(folder)]
+    return [_rounds(path) for path in _newest_first(folder)]
 
 
 def forget_newer(folder: Path, rounds: int) -> None:
     """Delete checkpoints after more rounds than so many: damaged ones must not count among the last two."""
     for path in _newest_first(folder):
-        if int(path.stem.removeprefix("rounds-")) > rounds:
+        if _rounds(path) > rounds:
             path.unlink()
 
 
 def _newest_first(folder: Path) -> list[Path]:
     found = [path for path in folder.glob("*.json") if re.fullmatch(r"rounds-\d+", path.stem)]
     return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
+
+
+def _rounds(path: Path) -> int:
+    return int(path.stem.removeprefix("rounds-"))
 
 
 def _read(path: Path) -> Any:
