@@ -13,7 +13,7 @@ from measuring import Figure
 
 PARAMETERS = 431_080
 CLIENTS = (12, 24, 48, 96)
-BUDGET, ROUNDS = 5, 4
+BUDGET, ROUNDS = 5, 12
 
 
 def peak(clients: int, budget: int | None) -> dict[str, float]:

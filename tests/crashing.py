@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import orchard
+import orchard.shelf
 from helpers import Dropping, method, small_arrays, small_experiment
 from orchard.errors import Stopped
 from orchard.methods import BUILT_IN
@@ -21,6 +22,7 @@ DISK = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "
 def small_run_in(folder: Path, changes: dict[str, Any], *, die_at: int | None = None) -> None:
     """Run, or resume, a small experiment; die without a word at the n-th operation on the disk."""
     torch.set_num_threads(1)
+    orchard.shelf.WORTH_A_FILE = 1  # small models go there too
     if die_at is not None:
         _die_at_disk_operation(die_at, folder)
     if (folder / "experiment.toml").exists():

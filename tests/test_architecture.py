@@ -12,6 +12,7 @@ ROOMS = [
     "catalogue",
     "experiment",
     "vector",
+    "shelf",
     "data",
     "models",
     "measures",

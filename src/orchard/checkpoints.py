@@ -1,9 +1,9 @@
 """Checkpoints: all that a run needs to go on, and nothing else.
 
 A checkpoint is two files. `rounds-00018.safetensors` holds the tensors, each once and named by the SHA-256 of its
-content, so that clients who share a model share it on disk too. `rounds-00018.json` holds everything else, with its
-own SHA-256, and is written last: with it the checkpoint exists. Both are on the disk before they take their names,
-so whatever a power cut leaves is the old checkpoint, the new one, or both.
+content, so that clients who share a model share it on disk too; models on the shelf are there already, under such
+names. `rounds-00018.json` holds everything else, with its own SHA-256, and is written last: with it the checkpoint
+exists. All is on the disk by then, so whatever a power cut leaves is the old checkpoint, the new one, or both.
 """
 
 import hashlib
@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from orchard.shelf import Shelf, content_name
+
 KEPT = 2
 COLLECTIONS: Mapping[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
@@ -30,33 +32,43 @@ class Damaged(Exception):
     """A checkpoint that is not what was written."""
 
 
-def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any], shelf: Shelf | None = None) -> None:
     """Write a checkpoint after so many rounds; of the older ones, all but the last are then deleted."""
     folder.mkdir(exist_ok=True)
     path = folder / f"rounds-{rounds:05d}.json"
+    shelved = shelf.models() if shelf else {}
     tensors: dict[str, Tensor] = {}
-    state = _packed(content, tensors, {})
+    state = _packed(content, tensors, {id(tensor): (name, tensor) for name, tensor in shelved.items()})
+    if shelf and shelved:
+        for name in shelved.keys() - shelf.needed:
+            sync(shelf.path(name))
+        sync(shelf.folder)
     write_tensors(path.with_suffix(".safetensors"), tensors)
-    write_durably(path, json.dumps({"sha256": _sum(state), "state": state}))
+    kinds = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in shelved.items()}
+    write_durably(path, json.dumps({"sha256": _sum(state), "shelved": kinds, "state": state}))
     for old in _newest_first(folder)[KEPT:]:
         old.unlink()
     kept = {path.stem for path in _newest_first(folder)}
     for file in folder.iterdir():
         if file.stem not in kept and file.is_file():
             file.unlink()
+    if shelf:
+        shelf.needed = _shelved(folder)
 
 
-def read_newest(folder: Path, at_most: int | None = None) -> tuple[Any, list[str]]:
+def read_newest(folder: Path, at_most: int | None = None, shelf: Shelf | None = None) -> tuple[Any, list[str]]:
     """Return the newest checkpoint that is whole (None if there is none), and what is wrong with newer ones.
 
     With `at_most`, those after more rounds than that are passed over.
     """
     problems: list[str] = []
+    if shelf:
+        shelf.needed = _shelved(folder)
     for path in _newest_first(folder):
         if at_most is not None and _rounds(path) > at_most:
             continue
         try:
-            return _read(path), problems
+            return _read(path, shelf), problems
         except Damaged as damage:
             problems.append(str(damage))
     return None, problems
@@ -83,7 +95,16 @@ def _rounds(path: Path) -> int:
     return int(path.stem.removeprefix("rounds-"))
 
 
-def _read(path: Path) -> Any:
+def _shelved(folder: Path) -> frozenset[str]:
+    """Return what checkpoints name of the shelf."""
+    names: set[str] = set()
+    for path in _newest_first(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # reading it will tell
+            names |= set(json.loads(path.read_text("utf-8"))["shelved"])
+    return frozenset(names)
+
+
+def _read(path: Path, shelf: Shelf | None) -> Any:
     try:
         written = json.loads(path.read_text("utf-8"))
         state = written["state"]
@@ -95,12 +116,25 @@ def _read(path: Path) -> Any:
     for name, tensor in tensors.items():
         if content_name(tensor) != name:
             raise Damaged(f"{path.with_suffix('.safetensors')}: the checksum of a tensor is wrong")
+    if shelf:
+        tensors |= {name: _from_shelf(shelf, name, kind) for name, kind in written.get("shelved", {}).items()}
     try:
         return _unpacked(state, tensors)
     except KeyError as missing:
         raise Damaged(f"{path.with_suffix('.safetensors')}: lacks the tensor {missing}") from None
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{path}: cannot be read: {error}") from None
+
+
+def _from_shelf(shelf: Shelf, name: str, kind: str) -> Tensor:
+    try:
+        tensor = shelf.take(name, getattr(torch, kind))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise Damaged(f"{shelf.path(name)}: cannot be read: {error}") from None
+    if content_name(tensor) != name:
+        raise Damaged(f"{shelf.path(name)}: its checksum is wrong")
+    shelf.lay_down(tensor)  # where it was already: only the memory that reading it took is given back
+    return tensor
 
 
 def _sum(state: object) -> str:
@@ -153,14 +187,6 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case list():
             return [_unpacked(item, tensors) for item in value]
     return value
-
-
-def content_name(tensor: Tensor) -> str:
-    """Return a tensor's name: the SHA-256 of its type, its shape and its bytes."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-    digest.update(flat.numpy().data)
-    return digest.hexdigest()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:

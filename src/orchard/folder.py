@@ -29,6 +29,7 @@ from orchard.experiment import Experiment, load_experiment
 from orchard.kept import KeptModels
 from orchard.record import Round
 from orchard.results import Result
+from orchard.shelf import Shelf
 
 CHECKPOINT_SHARE = 0.02
 """Checkpoints may take this share of a run's time; where one a round would take more, there are fewer."""
@@ -52,6 +53,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.models = KeptModels(path / "models")
+        self.shelf = Shelf(path / "checkpoints" / "shelf")
         self.last_checkpoint = self.checkpoint_cost = 0.0
 
     # --- Reading ---
@@ -114,7 +116,7 @@ class RunFolder:
 
     def newest_checkpoint(self) -> tuple[Any, list[str]]:
         """Return the newest checkpoint that is whole, or None, and what is wrong with newer ones."""
-        return read_newest(self.path / "checkpoints")
+        return read_newest(self.path / "checkpoints", shelf=self.shelf)
 
     def state(self) -> State:
         """Say where the run stands."""
@@ -197,7 +199,7 @@ class RunFolder:
         sync(self.path / "metrics.jsonl")
         self.models.save(worth)
         try:
-            write_checkpoint(self.path / "checkpoints", rounds, content)
+            write_checkpoint(self.path / "checkpoints", rounds, content, self.shelf)
         except (TypeError, ValueError, KeyError) as error:  # a method keeps what cannot be written
             raise RunFailed(f"the checkpoint after {rounds} rounds: {error}") from None
         self.last_checkpoint = time.monotonic()

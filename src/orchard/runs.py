@@ -39,13 +39,14 @@ def run(
 
     `data` hands over each client's data as arrays; the experiment's dataset is then "arrays".
     """
-    with _gathered(experiment, data) as parties:
-        if experiment.out is None:
+    folder = RunFolder(experiment.out) if experiment.out else None
+    with _gathered(experiment, data, folder) as parties:
+        if folder is None:
             return _go_on(parties, None, parties.wants, 0, progress, stop)
         _say_if_bound_to_this_process(experiment)
-        _make_folder(experiment.out)
-        with RunFolder(experiment.out).held() as folder:
-            _refuse_used_folder(experiment.out)  # only now: somebody else may have had the same idea
+        _make_folder(folder.path)
+        with folder.held():
+            _refuse_used_folder(folder.path)  # only now: somebody else may have had the same idea
             return _begin(parties, folder, progress, stop)
 
 
@@ -67,7 +68,7 @@ def resume(
         checkpoint = usable_checkpoint(folder)
         if checkpoint:
             refuse_changed_experiment(folder, experiment, checkpoint)
-        with _gathered(experiment, data) as parties:
+        with _gathered(experiment, data, folder) as parties:
             about = {}
             if checkpoint or folder.read("environment.json"):  # else it was stopped before it began
                 about = compared_environment(folder, experiment, parties.fingerprint)
@@ -115,11 +116,11 @@ class _Parties:
 
 
 @contextmanager
-def _gathered(experiment: Experiment, data: Data | None) -> Iterator[_Parties]:
+def _gathered(experiment: Experiment, data: Data | None, folder: RunFolder | None) -> Iterator[_Parties]:
     """Bring the parties together; whatever does not fit is refused here, before anything is written."""
     _refuse_missing_device(experiment.device)
     federated = load_data(experiment, data)
-    with LocalEngine(experiment, federated) as engine:
+    with LocalEngine(experiment, federated, folder.shelf if folder else None) as engine:
         federation = form_federation(experiment, engine)
         server = experiment.method.server(federation)
         wants = engine.start(federation)

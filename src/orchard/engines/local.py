@@ -21,6 +21,7 @@ from orchard.engines.turn import Keep, take_turn
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, Moment
 from orchard.models import draws_randomly, needs_two_samples
+from orchard.shelf import Shelf, tensors_in
 from orchard.training import NotFinite, Site
 from orchard.vector import Network
 
@@ -29,10 +30,14 @@ Model = tuple[Tensor, dict[str, Tensor]]
 
 
 class LocalEngine:
-    """Runs the client halves of a federation in this process; close it when done."""
+    """Runs the client halves of a federation in this process; close it when done.
 
-    def __init__(self, experiment: Experiment, data: FederatedData) -> None:
+    With a shelf, what clients keep for long lies there; without one all of it is in memory.
+    """
+
+    def __init__(self, experiment: Experiment, data: FederatedData, shelf: Shelf | None = None) -> None:
         self.experiment = experiment
+        self.shelf = shelf
         self.shape, self.classes = data.shape, len(data.classes)
         self.data = data.clients
         self.clients: list[Client] = []
@@ -78,7 +83,10 @@ class LocalEngine:
         """Let all clients take their turns, the one with the most data first so that none is left to wait for."""
         order = sorted(replies, key=lambda i: -len(self.data[i].train.y))
         turns = {i: self._pool.submit(self._turn, i, replies[i]) for i in order}
-        return {i: turns[i].result() for i in replies}
+        answers = {i: turns[i].result() for i in replies}
+        if self.shelf:
+            self.shelf.tidy()
+        return answers
 
     def notes(self) -> Sequence[Notes]:
         """Look at the clients' private figures: this is a simulation."""
@@ -91,6 +99,7 @@ class LocalEngine:
             # besides: by a worker, whose number of threads decides the last bits.
             for client, buffers in zip(self.clients, self.buffers, strict=True):
                 yield self._pool.submit(client.personalised).result(), buffers
+                self._lay_down(client)
         else:
             yield from (self._models[i] for i in sorted(self._models))
 
@@ -119,12 +128,20 @@ class LocalEngine:
             network = self._network()
             network.load_buffers(self.buffers[index])
             site = Site(index, self.experiment, self.data[index], network, self.random_layers)
-            answer = take_turn(self.clients[index], site, reply, self._keeper(index, network))
+            client, before = self.clients[index], tensors_in(self.clients[index].state())
+            answer = take_turn(client, site, reply, self._keeper(index, network))
             if reply.round < self.experiment.rounds:
                 self.buffers[index] = network.buffers()
+                self._lay_down(client, before)
+            else:
+                self._lay_down(client)
             return answer
         except Exception as error:
             return Failure(f"{self.data[index].name}, round {reply.round}: {_reason(error)}", error)
+
+    def _lay_down(self, client: Client, before: Sequence[Tensor] = ()) -> None:
+        if self.shelf:
+            client.restore(self.shelf.lay_down(client.state(), before))
 
     def _network(self) -> Network:
         """Return this worker's own network."""
