@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import orchard
-from helpers import Dropping, small_arrays, small_experiment
+from helpers import small_arrays, small_experiment
 from orchard.data import ClientArrays, from_arrays
 from orchard.export import Choice, export_model
 from orchard.folder import RunFolder
@@ -253,133 +251,3 @@ def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
         probabilities = [float(row[f"p({name})"]) for name in "012"]
         assert sum(probabilities) == pytest.approx(1, abs=1e-4)
         assert row["predicted"] == str(int(np.argmax(probabilities)))
-
-
-# --- Refusals ---
-
-
-@pytest.fixture
-def model(trained: Result, tmp_path: Path) -> Path:
-    export_model(folder_of(trained), "0", tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
-
-
-def test_what_cannot_be_exported_is_refused(trained: Result, tmp_path: Path) -> None:
-    run = folder_of(trained)
-    for arguments, message in (
-        ((run, "7", tmp_path / "m.onnx"), "--client 7: no such client; there are 0 to 3: client 0, client 1"),
-        ((run, "0", tmp_path / "m.h5"), "models are written as .safetensors, .pt2, .onnx"),
-        ((tmp_path, "0", tmp_path / "m.onnx"), "is not the folder of a run"),
-        ((run, "0", tmp_path / "nowhere/m.safetensors"), "cannot be written: No such file or directory"),
-        ((run, "0", tmp_path / "nowhere/m.pt2"), "cannot be written: No such file or directory"),
-        ((run, "0", run / "summary.json/m.pt2"), "cannot be written: Not a directory"),
-    ):
-        with pytest.raises(orchard.Refusal, match=message):
-            export_model(*arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("about", [{"shape": [-1]}, {"shape": "x"}, {"classes": {}}, {"classes": [1]}, {"model": 3}])
-def test_a_file_that_says_nonsense_of_itself_is_refused(about: dict[str, object], tmp_path: Path) -> None:
-    good = {"model": "mlp", "shape": [6], "classes": ["a", "b", "c"]}
-    save_file({"x": torch.zeros(1)}, tmp_path / "odd.safetensors", {"orchard": json.dumps(good | about)})
-    with pytest.raises(orchard.Refusal, match="was not exported by Orchard"):
-        load_classifier(tmp_path / "odd.safetensors")
-
-
-def test_a_file_does_not_choose_how_much_memory_is_taken(tmp_path: Path) -> None:
-    about = {"model": "mlp", "shape": [10**6, 10**6], "classes": ["a", "b"]}
-    save_file({"x": torch.zeros(1)}, tmp_path / "bomb.safetensors", {"orchard": json.dumps(about)})
-    with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp': the names or shapes"):
-        load_classifier(tmp_path / "bomb.safetensors")
-
-
-@pytest.mark.parametrize("about", [{"classes": ["a", "b"]}, {"shape": [1, 16, 17]}])
-def test_an_onnx_file_that_says_nonsense_of_itself_is_refused(
-    trained: Result, about: dict[str, object], tmp_path: Path
-) -> None:
-    import onnx
-
-    export_model(folder_of(trained), "0", tmp_path / "m.onnx")
-    program = onnx.load(tmp_path / "m.onnx")
-    (entry,) = [entry for entry in program.metadata_props if entry.key == "orchard"]
-    entry.value = json.dumps({**json.loads(entry.value), **about})
-    onnx.save(program, tmp_path / "m.onnx")
-    with pytest.raises(orchard.Refusal, match="does not take samples or know classes as it says"):
-        load_classifier(tmp_path / "m.onnx")
-
-
-def test_a_link_is_written_through(model: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "good.npz", x=np.zeros((3, 1, 16, 16), np.float32))
-    (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
-    orchard_command("predict", str(model), "good.npz", "-o", "link.csv", cwd=tmp_path)
-    assert (tmp_path / "link.csv").is_symlink()
-    assert len((tmp_path / "target.csv").read_text().splitlines()) == 4
-
-
-def test_predictions_are_written_whole_or_not_at_all(model: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "good.npz", x=np.zeros((3, 1, 16, 16), np.float32))
-    (tmp_path / "bad.png").write_text("not an image")
-    (tmp_path / "out.csv").write_text("earlier")
-    refused = orchard_command("predict", str(model), "good.npz", "bad.png", "-o", "out.csv", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert (tmp_path / "out.csv").read_text() == "earlier"
-    for target, reason in (("/dev/full", "No space left on device"), ("nowhere/out.csv", "No such file or directory")):
-        refused = orchard_command("predict", str(model), "good.npz", "-o", target, cwd=tmp_path)
-        assert (refused.returncode, refused.stderr) == (2, f"orchard: {target}: cannot be written: {reason}\n")
-    shell = f"{sys.executable} -c 'from orchard.cli import main; main()' predict {model} good.npz > /dev/full"
-    refused = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S602
-    assert refused.stderr == "orchard: standard output: cannot be written: No space left on device\n"
-    assert refused.returncode == 2
-
-
-def test_a_file_does_not_choose_what_code_runs(tmp_path: Path) -> None:
-    about = {"model": "os:abort", "shape": [6], "classes": ["a", "b", "c"]}
-    save_file({"x": torch.zeros(1)}, tmp_path / "evil.safetensors", {"orchard": json.dumps(about)})
-    with pytest.raises(orchard.Refusal, match="a file may not choose what code runs"):
-        load_classifier(tmp_path / "evil.safetensors")
-    orchard.run(small_experiment(model=Dropping, out=tmp_path / "run"), small_arrays())
-    export_model(tmp_path / "run", "0", tmp_path / "own.safetensors")
-    with pytest.raises(orchard.Refusal, match="name it yourself: --model helpers:Dropping"):
-        load_classifier(tmp_path / "own.safetensors")
-    assert load_classifier(tmp_path / "own.safetensors", "helpers:Dropping").classes == ["0", "1", "2"]
-
-
-def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
-    plain, broken = tmp_path / "plain.safetensors", tmp_path / "broken.safetensors"
-    save_file({"x": torch.zeros(1)}, plain)
-    broken.write_bytes(model.read_bytes()[:1000])
-    (tmp_path / "broken.onnx").write_bytes(b"nothing")
-    (tmp_path / "model.pt2").write_bytes(b"")
-    (tmp_path / "model.pth").write_bytes(b"")
-    for file, message in (
-        (plain, "was not exported by Orchard"),
-        (broken, "cannot be read"),
-        (tmp_path / "broken.onnx", "cannot be read"),
-        (tmp_path / "model.pt2", "may hold pickles, which are never loaded"),
-        (tmp_path / "model.pth", "expected a model exported as .safetensors or .onnx"),
-        (tmp_path / "missing.onnx", "no such file"),
-    ):
-        with pytest.raises(orchard.Refusal, match=message):
-            load_classifier(file)
-    with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp'"):
-        load_classifier(model, "mlp")
-
-
-def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "flat.npz", x=np.zeros((3, 6)))
-    np.savez(tmp_path / "unnamed.npz", z=np.zeros((3, 1, 16, 16)))
-    np.savez(tmp_path / "labels.npz", x=np.zeros((3, 1, 16, 16)), y=np.array([0, 1, 3]))
-    (tmp_path / "notes.png").write_text("not an image")
-    (tmp_path / "empty").mkdir()
-    classifier = load_classifier(model)
-    for name, message in (
-        ("flat.npz", r"samples of shape \(6,\); the model takes \(1, 16, 16\)"),
-        ("unnamed.npz", "expected samples as one of 'x'"),
-        ("labels.npz", "row 2: label 3, but there are 3 classes"),
-        ("notes.png", "notes.png: cannot be read as an image"),
-        ("empty", "holds no image"),
-        ("missing.png", "no such file"),
-    ):
-        with pytest.raises(orchard.Refusal, match=message):
-            classify(classifier, batches([tmp_path / name], classifier), io.StringIO())
