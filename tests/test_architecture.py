@@ -8,6 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "orchard"
 ROOMS = [
     "errors",
     "randomness",
+    "settings",
     "layout",
     "catalogue",
     "experiment",

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from orchard.data import FederatedData
 from orchard.environment import code_fingerprint
 from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning
-from orchard.experiment import Experiment, MethodSettings, Moment, explain, load_experiment
+from orchard.experiment import Experiment, MethodSettings, Moment, load_experiment
 from orchard.folder import RunFolder, free_folder
 from orchard.results import Result
 from orchard.runs import Progress as OnExchange
 from orchard.runs import Stop, load_data, resume, run
+from orchard.settings import explain
 
 Summary = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Self
 from pydantic import Field, ValidationError, model_validator
 
 from orchard.errors import Refusal
-from orchard.experiment import Settings, explain, read_toml
 from orchard.plan import NAME
+from orchard.settings import Settings, explain, read_toml
 
 FILE = "local/consortium.toml"
 """Where the coordinator's kit holds it."""

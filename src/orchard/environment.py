@@ -24,6 +24,8 @@ DECISIVE = (
     "models.py",
     "randomness.py",
     "rounds.py",
+    "settings.py",
+    "shelf.py",
     "training.py",
     "vector.py",
 )

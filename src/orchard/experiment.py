@@ -4,7 +4,6 @@ Defaults are the paper's (12 clients, 160 rounds of 5 epochs, batch 256, learnin
 dataset is too small for them: see `DATASET_DEFAULTS`.
 """
 
-import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializeAsAny,
     ValidationError,
@@ -25,6 +22,7 @@ from pydantic import (
 from orchard.catalogue import CATALOGUE
 from orchard.errors import Refusal
 from orchard.layout import folder_layout, shortened, subfolders
+from orchard.settings import LaxPath, Settings, explain, nearest, read_toml
 
 if TYPE_CHECKING:
     from orchard.contract import Client, Federation, Server
@@ -49,24 +47,6 @@ DATASET_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 NAMES = frozenset({*CATALOGUE, "arrays"})
 """What a dataset may be called; anything else is a path."""
-
-
-class Settings(BaseModel):
-    """A frozen group of settings that refuses unknown keys and wrong types.
-
-    A validator's ValueError starts with the field it is about, e.g. ``budget = 12: at most 7 ...``.
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        known = list(cls.model_fields)
-        for key in values if isinstance(values, Mapping) else ():
-            if key not in known:
-                raise ValueError(f"{key}: unknown key; {nearest(key, known)}")
-        return values
 
 
 class Ownership(Settings):
@@ -160,10 +140,25 @@ def _method(value: object) -> object:
 
 
 PartitionSettings = Pathological | Practical | Dirichlet | IID | Column | Given
-Partition = Annotated[PartitionSettings, Field(discriminator="name"), BeforeValidator(_named)]
+PARTITIONS: Mapping[str, type[PartitionSettings]] = {
+    kind.model_fields["name"].default: kind for kind in (Pathological, Practical, Dirichlet, IID, Column, Given)
+}
+
+
+def _partition(value: object) -> object:
+    value = _named(value)
+    if isinstance(value, Ownership):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"name = {value!r}: expected the name of a partition, or a table of its settings")
+    name = str(value.get("name", ""))
+    if name not in PARTITIONS:
+        raise ValueError(f"name = {name!r}: unknown; {nearest(name, list(PARTITIONS))}")
+    return PARTITIONS[name].model_validate(dict(value))
+
+
+Partition = Annotated[PartitionSettings, BeforeValidator(_partition)]
 Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
-PARTITIONS = ("pathological", "practical", "dirichlet", "iid", "column", "given")
-LaxPath = Annotated[Path, Field(strict=False)]
 
 
 class Experiment(Settings):
@@ -279,44 +274,6 @@ def load_experiment(
         return Experiment.model_validate(values)
     except ValidationError as error:
         raise Refusal(explain(error)) from None
-
-
-def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
-    """Say for each problem which field it is about, what was given, and what is allowed."""
-    lines = []
-    for problem in error.errors():
-        # The name of a union's member stands in the location as if it were a field; it is not one.
-        place = (*prefix, *(str(part) for part in problem["loc"] if part not in PARTITIONS))
-        field, details = ".".join(place), problem.get("ctx", {})
-        cause = details.get("error")
-        if isinstance(cause, ValidationError):
-            lines.append(explain(cause, place))
-        elif problem["type"] == "value_error":
-            lines.append(".".join((*place, str(cause))))
-        elif problem["type"] == "missing":
-            lines.append(f"{field}: is missing")
-        elif problem["type"] == "union_tag_invalid":
-            lines.append(f"{field}.name = {details['tag']!r}: unknown; {nearest(details['tag'], PARTITIONS)}")
-        else:
-            message = problem["msg"][0].lower() + problem["msg"][1:]
-            lines.append(f"{field} = {problem['input']!r}: {message}")
-    return "\n".join(lines)
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return a hint for a name that does not exist: the nearest one that does, else all of them."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, or say why it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise Refusal(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f"{path}: is not valid TOML: {error}") from None
 
 
 def _assign(values: dict[str, Any], assignment: str) -> None:

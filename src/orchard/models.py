@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchard.errors import Refusal
-from orchard.experiment import nearest
+from orchard.settings import nearest
 from orchard.vector import Network, check_vectorisable, lay_out_channels_last
 
 _global_generator = threading.RLock()

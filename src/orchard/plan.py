@@ -11,7 +11,8 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from orchard.errors import Refusal
-from orchard.experiment import Experiment, Settings, explain, read_toml
+from orchard.experiment import Experiment
+from orchard.settings import Settings, explain, read_toml
 
 RUN = r"[a-z0-9][a-z0-9-]{0,63}"
 """A run's name becomes a folder's name at every party, so it must not be a path."""

@@ -15,13 +15,14 @@ from orchard.data import ClientArrays, FederatedData, federated_data, from_array
 from orchard.engines.local import LocalEngine
 from orchard.environment import environment
 from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning, RunFailed, Stopped
-from orchard.experiment import Experiment, explain
+from orchard.experiment import Experiment
 from orchard.folder import RunFolder
 from orchard.models import find_factory
 from orchard.record import Round, by_name
 from orchard.results import Result
 from orchard.resuming import compared_environment, deciding, refuse_changed_experiment, usable_checkpoint
 from orchard.rounds import Exchange, form_federation, run_rounds
+from orchard.settings import explain
 
 Progress = Callable[[Exchange], None]
 """Called after every exchange."""

@@ -10,7 +10,8 @@ from orchard.data.own import own_arrays, own_images
 from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
 from orchard.data.samples import Dataset, Samples, checked_labels, image_samples, joined, resized, split_by_class
 from orchard.errors import Refusal
-from orchard.experiment import Experiment, nearest
+from orchard.experiment import Experiment
+from orchard.settings import nearest
 
 
 def load_dataset(experiment: Experiment) -> Dataset:

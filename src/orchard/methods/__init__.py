@@ -6,7 +6,8 @@ its own under the entry point group `orchard.methods`.
 
 from importlib.metadata import EntryPoint, entry_points
 
-from orchard.experiment import MethodSettings, nearest
+from orchard.experiment import MethodSettings
+from orchard.settings import nearest
 
 GROUP = "orchard.methods"
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import tomli_w
 
-from orchard.experiment import Experiment, Settings
+from orchard.experiment import Experiment
+from orchard.settings import Settings
 
 OPTIONS = ("dataset", "partition", "clients", "method", "rounds", "seed")
 """What a reader looks for, always said, and with options of its own."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from orchard.errors import Refusal
-from orchard.experiment import LaxPath, Settings, explain, read_toml
+from orchard.settings import LaxPath, Settings, explain, read_toml
 
 FILE = "local/site.toml"
 """Where a site's kit holds them."""
