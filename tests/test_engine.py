@@ -15,10 +15,10 @@ from orchard.engines.local import LocalEngine
 from orchard.engines.turn import take_turn
 from orchard.errors import RunFailed
 from orchard.experiment import Experiment
-from orchard.methods.apple import Apple
+from orchard.methods.apple import Apple, AppleClient
 from orchard.methods.fedfomo import FedFomoClient
 from orchard.results import Result
-from orchard.training import NotFinite
+from orchard.training import NotFinite, Site
 from test_vector import Residual
 
 
@@ -166,6 +166,18 @@ def test_a_failed_turn_leaves_the_client_as_it_was() -> None:
     assert np.array_equal(client.affinity, before[2])
     take_turn(client, federation.sites[0], reply)
     assert client.model is not before[0]
+
+
+class Hasty(AppleClient):
+    def train(self, site: Site, round: int) -> float:
+        self.relationships += 0.1
+        return super().train(site, round)
+
+
+def test_a_client_that_changes_what_it_keeps_in_place_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Apple, "client", lambda self, index, federation: Hasty(self, index, federation))
+    with pytest.raises(RunFailed, match="Hasty changes relationships in place: replace it"):
+        orchard.run(small_experiment(), small_arrays())
 
 
 def test_the_last_evaluation_changes_no_client() -> None:

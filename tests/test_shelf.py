@@ -1,20 +1,24 @@
 """What clients keep for long lies on the disk, once, and is in memory only while it is used."""
 
+import json
 import re
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import orchard
 from crashing import VARIANTS, same, stopped_after, whole
-from helpers import small_arrays
-from orchard.checkpoints import read_tensors
+from helpers import small_arrays, small_experiment
+from orchard.checkpoints import forget_newer, read_newest, read_tensors, write_checkpoint
 from orchard.errors import NothingToGoOnFrom
 from orchard.runs import resume
-from orchard.shelf import WORTH_A_FILE, Shelf
+from orchard.shelf import WORTH_A_FILE, Shelf, content_name
 
 LARGE = WORTH_A_FILE // 4 + 1
+OPEN_FILES = Path("/proc/self/fd")
 
 
 def files(folder: Path) -> list[Path]:
@@ -59,10 +63,31 @@ def test_what_nobody_has_is_deleted_unless_a_checkpoint_needs_it(tmp_path: Path)
     assert {file.name for file in files(tmp_path)} == {names[0], names[2]}
 
 
-def test_a_disk_that_takes_nothing_leaves_models_in_memory(tmp_path: Path) -> None:
-    (tmp_path / "shelf").write_text("no folder")
-    shelf, model = Shelf(tmp_path / "shelf"), torch.rand(LARGE)
-    assert shelf.lay_down([model], [model])[0] is model
+def test_a_disk_that_takes_nothing_leaves_models_in_memory_until_there_is_room(tmp_path: Path) -> None:
+    shelf, models = Shelf(tmp_path), [torch.rand(LARGE) for _ in range(2)]
+    names = [content_name(model) for model in models]
+    (tmp_path / names[0]).write_bytes(b"what a checkpoint needs")
+    shelf.needed = frozenset(names[:1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE, before[1]))
+    try:
+        kept = shelf.lay_down(models, models)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert all(mine is theirs for mine, theirs in zip(kept, models, strict=True))
+    assert [file.read_bytes() for file in files(tmp_path)] == [b"what a checkpoint needs"]
+    shelf.tidy()
+    shelf.lay_down(models, models)
+    assert {file.name for file in files(tmp_path)} == set(names)
+
+
+@pytest.mark.skipif(not OPEN_FILES.exists(), reason="needs Linux's list of open files")
+def test_what_lies_there_is_no_open_file(tmp_path: Path) -> None:
+    shelf, models = Shelf(tmp_path), [torch.rand(LARGE) for _ in range(20)]
+    before = len(list(OPEN_FILES.iterdir()))
+    laid = shelf.lay_down(models, models)
+    assert len(laid) == len(files(tmp_path)) == 20
+    assert len(list(OPEN_FILES.iterdir())) == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
@@ -82,6 +107,28 @@ def test_what_lies_there_takes_memory_only_while_it_is_used(tmp_path: Path) -> N
     assert torch.equal(laid.sum(), total)
 
 
+# --- Checkpoints ---
+
+
+def test_a_checkpoint_names_what_it_has_of_the_shelf_and_nothing_else(tmp_path: Path) -> None:
+    shelf, models = Shelf(tmp_path / "shelf"), [torch.rand(LARGE) for _ in range(3)]
+    laid = shelf.lay_down(models, models)
+    own, names = torch.rand(LARGE), [content_name(model) for model in models]
+    write_checkpoint(tmp_path, 1, {"copies": laid[:1]}, shelf)
+    write_checkpoint(tmp_path, 2, {"copies": laid[:2], "own": own}, shelf)
+    assert shelf.needed == set(names[:2])
+    assert set(read_tensors(tmp_path / "rounds-00002.safetensors")) == {content_name(own)}
+    del laid
+    models.clear()
+    content, problems = read_newest(tmp_path, shelf=shelf)
+    assert not problems
+    assert [content_name(copy) for copy in content["copies"]] == names[:2]
+    assert torch.equal(content["own"], own)
+    assert set(shelf.models()) == set(names[:2]), "they are mapped from where they lie"
+    forget_newer(tmp_path, 1, shelf)
+    assert shelf.needed == set(names[:1]), "what is written from now on must come onto the disk anew"
+
+
 # --- A run ---
 
 
@@ -95,6 +142,20 @@ def test_a_run_gives_the_same_with_and_without(name: str, tmp_path: Path) -> Non
         assert laid, "four clients who download one core a round have copies of different ages"
         assert not {file.name for file in laid} & set(packs[0] | packs[1]), "what is there is not written again"
     assert same(resume(tmp_path / "run", small_arrays()), whole(name))
+
+
+@pytest.mark.usefixtures("_small_models_too")
+def test_a_run_that_goes_on_lets_go_of_what_it_began_with(tmp_path: Path) -> None:
+    changes = {**VARIANTS["apple-budget"], "checkpoint_every": 1}
+    orchard.run(small_experiment(out=tmp_path / "run", **changes), small_arrays())
+    resume(tmp_path / "run", small_arrays(), rounds=12)
+    named: set[str] = set()
+    for checkpoint in (tmp_path / "run/checkpoints").glob("*.json"):
+        written = json.loads(checkpoint.read_text())
+        held = set(re.findall(r'"tensor": "(\w{64})"', json.dumps(written["state"])))
+        assert set(written["shelved"]) <= held
+        named |= set(written["shelved"])
+    assert {file.name for file in files(tmp_path / "run/checkpoints/shelf")} == named
 
 
 @pytest.mark.usefixtures("_small_models_too")

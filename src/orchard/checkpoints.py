@@ -36,16 +36,16 @@ def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any], shel
     """Write a checkpoint after so many rounds; of the older ones, all but the last are then deleted."""
     folder.mkdir(exist_ok=True)
     path = folder / f"rounds-{rounds:05d}.json"
-    shelved = shelf.models() if shelf else {}
+    there = shelf.models() if shelf else {}
     tensors: dict[str, Tensor] = {}
-    state = _packed(content, tensors, {id(tensor): (name, tensor) for name, tensor in shelved.items()})
+    state = _packed(content, tensors, {id(tensor): (name, tensor) for name, tensor in there.items()})
+    shelved = {name: str(tensors.pop(name).dtype).removeprefix("torch.") for name in sorted(tensors.keys() & there)}
     if shelf and shelved:
         for name in shelved.keys() - shelf.needed:
             sync(shelf.path(name))
         sync(shelf.folder)
     write_tensors(path.with_suffix(".safetensors"), tensors)
-    kinds = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in shelved.items()}
-    write_durably(path, json.dumps({"sha256": _sum(state), "shelved": kinds, "state": state}))
+    write_durably(path, json.dumps({"sha256": _sum(state), "shelved": shelved, "state": state}))
     for old in _newest_first(folder)[KEPT:]:
         old.unlink()
     kept = {path.stem for path in _newest_first(folder)}
@@ -62,8 +62,6 @@ def read_newest(folder: Path, at_most: int | None = None, shelf: Shelf | None = 
     With `at_most`, those after more rounds than that are passed over.
     """
     problems: list[str] = []
-    if shelf:
-        shelf.needed = _shelved(folder)
     for path in _newest_first(folder):
         if at_most is not None and _rounds(path) > at_most:
             continue
@@ -79,11 +77,12 @@ def rounds_written(folder: Path) -> list[int]:
     return [_rounds(path) for path in _newest_first(folder)]
 
 
-def forget_newer(folder: Path, rounds: int) -> None:
+def forget_newer(folder: Path, rounds: int, shelf: Shelf) -> None:
     """Delete checkpoints after more rounds than so many: damaged ones must not count among the last two."""
     for path in _newest_first(folder):
         if _rounds(path) > rounds:
             path.unlink()
+    shelf.needed = _shelved(folder)
 
 
 def _newest_first(folder: Path) -> list[Path]:
@@ -99,7 +98,7 @@ def _shelved(folder: Path) -> frozenset[str]:
     """Return what checkpoints name of the shelf."""
     names: set[str] = set()
     for path in _newest_first(folder):
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # reading it will tell
+        with suppress(ValueError, KeyError, TypeError, RecursionError):  # which is damaged, and needs nothing
             names |= set(json.loads(path.read_text("utf-8"))["shelved"])
     return frozenset(names)
 
@@ -107,7 +106,7 @@ def _shelved(folder: Path) -> frozenset[str]:
 def _read(path: Path, shelf: Shelf | None) -> Any:
     try:
         written = json.loads(path.read_text("utf-8"))
-        state = written["state"]
+        state, shelved = written["state"], dict(written.get("shelved", {}))
         if _sum(state) != written["sha256"]:
             raise Damaged(f"{path}: its checksum is wrong")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -117,7 +116,7 @@ def _read(path: Path, shelf: Shelf | None) -> Any:
         if content_name(tensor) != name:
             raise Damaged(f"{path.with_suffix('.safetensors')}: the checksum of a tensor is wrong")
     if shelf:
-        tensors |= {name: _from_shelf(shelf, name, kind) for name, kind in written.get("shelved", {}).items()}
+        tensors |= {name: _from_shelf(shelf, name, kind) for name, kind in shelved.items()}
     try:
         return _unpacked(state, tensors)
     except KeyError as missing:
@@ -129,7 +128,7 @@ def _read(path: Path, shelf: Shelf | None) -> Any:
 def _from_shelf(shelf: Shelf, name: str, kind: str) -> Tensor:
     try:
         tensor = shelf.take(name, getattr(torch, kind))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{shelf.path(name)}: cannot be read: {error}") from None
     if content_name(tensor) != name:
         raise Damaged(f"{shelf.path(name)}: its checksum is wrong")
@@ -151,10 +150,11 @@ def _packed(value: Any, tensors: dict[str, Tensor], seen: dict[int, tuple[str, T
         return value
     if kind is Tensor:
         if id(value) not in seen:  # the tensor stays referenced there, so that its id stays its own
-            name = content_name(value)
-            tensors.setdefault(name, value.detach().cpu().contiguous())
-            seen[id(value)] = name, value
-        return {"tensor": seen[id(value)][0], "device": str(value.device)}
+            seen[id(value)] = content_name(value), value
+        name, _ = seen[id(value)]
+        if name not in tensors:
+            tensors[name] = value.detach().cpu().contiguous()
+        return {"tensor": name, "device": str(value.device)}
     if kind is np.ndarray:
         return {"array": _packed(torch.from_numpy(np.asarray(value, order="C")), tensors, seen)}
     if isinstance(value, np.generic):

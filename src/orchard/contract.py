@@ -143,7 +143,7 @@ class Half:
 
     def state(self) -> dict[str, Any]:
         """Return all that this half remembers."""
-        return {name: getattr(self, name) for name in self.keeps}
+        return kept_by(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what a half of the same kind remembered."""
@@ -162,6 +162,11 @@ class Half:
         if forgotten:
             kind = type(self).__name__
             raise TypeError(f"{kind} changes {', '.join(forgotten)}: name it in {kind}.keeps, so that a run can resume")
+
+
+def kept_by(half: Half) -> dict[str, Any]:
+    """Return the attributes of a half that change from round to round, as they are."""
+    return {name: getattr(half, name) for name in half.keeps}
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

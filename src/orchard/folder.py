@@ -179,7 +179,7 @@ class RunFolder:
 
     def forget(self, after: int) -> None:
         """Forget all but the lines of so many rounds and the checkpoint built on them: the others are run again."""
-        forget_newer(self.path / "checkpoints", after + 1)
+        forget_newer(self.path / "checkpoints", after + 1, self.shelf)
         self.models.forget_waiting()
         file = self.path / "metrics.jsonl"
         file.touch()

@@ -73,19 +73,22 @@ def resume(
             about = {}
             if checkpoint or folder.read("environment.json"):  # else it was stopped before it began
                 about = compared_environment(folder, experiment, parties.fingerprint)
-            wants = _take_up(parties, folder, checkpoint) if checkpoint else parties.wants
+            wants, done = parties.wants, 0
+            if checkpoint:
+                wants, done = _take_up(parties, folder, checkpoint), checkpoint["rounds"]
+                checkpoint = None  # or all that it holds would stay in memory to the end of the run
             # Nothing is written before all that may be refused has been looked at. The summary goes first: a run
             # that is cut off here is one to go on with, never a finished one of another length.
             with folder.on_disk():
                 (path / "summary.json").unlink(missing_ok=True)
                 folder.write_experiment(experiment)
-                if checkpoint:
+                if done:
                     folder.write("environment.json", about)
                     folder.write_federation(parties.result)
-                    folder.forget(after=checkpoint["rounds"] - 1)
-            if checkpoint is None:
+                    folder.forget(after=done - 1)
+            if not done:
                 return _begin(parties, folder, progress, stop)
-            return _go_on(parties, folder, wants, checkpoint["rounds"], progress, stop)
+            return _go_on(parties, folder, wants, done, progress, stop)
 
 
 def load_data(experiment: Experiment, data: Data | None = None) -> FederatedData:

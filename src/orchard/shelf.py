@@ -9,6 +9,7 @@ back to the system after each turn. A checkpoint names what is here and need not
 Files are named by the SHA-256 of their content, and deleted when neither a client nor a checkpoint has them.
 """
 
+import ctypes
 import hashlib
 import mmap
 from collections.abc import Callable, Iterable
@@ -23,11 +24,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST = 30_000
-"""Files. Each is a mapping, of which Linux grants a process 65,530; what is beyond stays in memory."""
+"""Models. Each is a mapping, of which Linux grants a process 65,530; what is beyond stays in memory."""
 WORTH_A_FILE = 1 << 20
 """Bytes. Smaller models take little memory, and files of their own would be many."""
-REST: int | None = getattr(mmap, "MADV_DONTNEED", None)
-"""Gives memory back of which the disk has the content; where there is no such call, the system decides alone."""
 
 
 class Shelf:
@@ -38,8 +37,9 @@ class Shelf:
         self.needed: frozenset[str] = frozenset()
         """What checkpoints name."""
         self._by_name: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        self._mapped = WeakTensorKeyDictionary()  # the file of what is here
-        self._laid_down = WeakTensorKeyDictionary()  # what stands here for a model that somebody has in memory
+        self._names = WeakTensorKeyDictionary()
+        self._laid_down = WeakTensorKeyDictionary()  # what lies here of a model that somebody has in memory too
+        self._disk_is_full = False
         self._lock = Lock()
 
     def lay_down(self, state: Any, before: Iterable[Tensor] = ()) -> Any:
@@ -51,10 +51,10 @@ class Shelf:
 
         def replace(tensor: Tensor) -> Tensor:
             with self._lock:
-                if id(tensor) in old and tensor not in self._mapped and self._takes(tensor):
+                if id(tensor) in old and tensor not in self._names and self._takes(tensor):
                     tensor = self._put(tensor)
-                if REST and tensor in self._mapped:
-                    self._mapped[tensor].madvise(REST)
+                if tensor in self._names:
+                    _give_back(tensor)
             return tensor
 
         return _replaced(state, replace)
@@ -71,22 +71,24 @@ class Shelf:
         """Return a model that is on the shelf."""
         tensor = self._by_name.get(name)
         if tensor is None:
-            with self.path(name).open("rb") as file:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            tensor = self._by_name[name] = torch.frombuffer(content, dtype=dtype)
-            self._mapped[tensor] = content
+            path = self.path(name)
+            size = path.stat().st_size // dtype.itemsize
+            # Private to this process, and without a descriptor of its own, of which there may be no more than 256.
+            tensor = self._by_name[name] = torch.from_file(str(path), shared=False, size=size, dtype=dtype)
+            self._names[tensor] = name
         return tensor
 
     def tidy(self) -> None:
         """Delete what neither a client nor a checkpoint has any more."""
-        with suppress(FileNotFoundError):
-            for path in self.folder.iterdir():
-                if path.name not in self.needed and path.name not in self._by_name:
+        self._disk_is_full = False
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name not in self.needed and path.name not in self._by_name:
+                with suppress(OSError):
                     path.unlink()
 
     def _takes(self, tensor: Tensor) -> bool:
         large = tensor.device.type == "cpu" and tensor.dim() == 1 and tensor.nbytes >= WORTH_A_FILE
-        return large and len(self._by_name) < MOST
+        return large and len(self._by_name) < MOST and not self._disk_is_full
 
     def _put(self, tensor: Tensor) -> Tensor:
         """Return a model from the shelf in place of one in memory; where the disk cannot take it, that one stays."""
@@ -94,15 +96,23 @@ class Shelf:
             name = content_name(tensor)
             try:
                 if name not in self._by_name:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    self.path(name).write_bytes(_bytes(tensor))
+                    self._write(name, tensor)
                 self._laid_down[tensor] = self.take(name, tensor.dtype)
-            except OSError:
-                with suppress(OSError):
-                    self.path(name).unlink()
+            except (OSError, RuntimeError):
+                self._disk_is_full = True  # or something like it: until there is room, perhaps, the next is not tried
                 return tensor
         there: Tensor = self._laid_down[tensor]
         return there
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        """Write a file that is there whole or not at all: a checkpoint may need what is there under its name."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.path(f".{name}.new")
+        try:
+            temporary.write_bytes(_bytes(tensor))
+            temporary.replace(self.path(name))
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def tensors_in(state: Any) -> list[Tensor]:
@@ -122,6 +132,13 @@ def content_name(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def _give_back(tensor: Tensor) -> None:
+    """Return to the system the memory of a tensor that is mapped from a file, which has its content still."""
+    if hasattr(mmap, "MADV_DONTNEED"):  # else the system decides by itself
+        start, length = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+        ctypes.CDLL(None).madvise(start, length, mmap.MADV_DONTNEED)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

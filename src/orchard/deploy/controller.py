@@ -45,7 +45,7 @@ class RunController(Controller):  # type: ignore[misc]
         super().__init__()
         self.pausing = threading.Event()
         self.waiting: set[str] = set()
-        self.shelf: dict[str, list[list[Any]]] = {}
+        self.parcels: dict[str, list[list[Any]]] = {}
         """Parcels of models to be fetched, by the ticket that only their site was sent."""
         self.seen: Result | None = None
         self.engine: FlareEngine | None = None
@@ -107,7 +107,7 @@ class RunController(Controller):  # type: ignore[misc]
                     answers.setdefault(site, "deadline" if status == TaskCompletionStatus.TIMEOUT else "no answer")
                     self.waiting.discard(site)
             time.sleep(LOOK)
-        self.shelf.clear()
+        self.parcels.clear()
         taken = dict(answers)
         answers.clear()  # FLARE keeps the tasks, and they keep this
         return taken
@@ -130,7 +130,7 @@ class RunController(Controller):  # type: ignore[misc]
         if message["what"] != "turn":
             seconds = max(seconds, agreed.patience_seconds)
         data = Shareable()
-        data[MESSAGE] = self._shelved(message)
+        data[MESSAGE] = self._set_aside(message)
         task = Task(TASK, data, timeout=seconds, result_received_cb=received)
         self.send(task, fl_ctx, targets=[site], send_order=SendOrder.ANY)
         return task
@@ -144,8 +144,8 @@ class RunController(Controller):  # type: ignore[misc]
                 return f"{found[1]}: lost"
         return "the job was ended from outside"
 
-    def _shelved(self, message: Message) -> dict[str, Any]:
-        """Put the models of a message on the shelf; the message then tells how many parcels there are to fetch."""
+    def _set_aside(self, message: Message) -> dict[str, Any]:
+        """Put the models of a message aside; the message then tells how many parcels there are to fetch."""
         parcels: list[list[Any]] = []
         size = PARCEL
         for pair in message.get("models", []):
@@ -157,13 +157,13 @@ class RunController(Controller):  # type: ignore[misc]
         if "models" not in message:
             return dict(message)
         ticket = secrets.token_hex(16)
-        self.shelf[ticket] = parcels
+        self.parcels[ticket] = parcels
         return {**message, "models": [], "parcels": len(parcels), "ticket": ticket}
 
     def _hand_over(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         """Give a parcel to whoever has its ticket."""
         wanted: Any = request.get(MESSAGE)
-        parcels = self.shelf.get(str(wanted.get("ticket")), []) if isinstance(wanted, dict) else []
+        parcels = self.parcels.get(str(wanted.get("ticket")), []) if isinstance(wanted, dict) else []
         number = wanted.get("number") if isinstance(wanted, dict) else None
         if not isinstance(number, int) or not 0 <= number < len(parcels):
             return make_reply(ReturnCode.BAD_REQUEST_DATA)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from orchard.contract import Answer, Client, Enrolment, Failure, Federation, Notes, Reply
+from orchard.contract import Answer, Client, Enrolment, Failure, Federation, Notes, Reply, kept_by
 from orchard.data import ClientData, FederatedData
 from orchard.engines.turn import Keep, take_turn
 from orchard.errors import Refusal
@@ -128,7 +128,7 @@ class LocalEngine:
             network = self._network()
             network.load_buffers(self.buffers[index])
             site = Site(index, self.experiment, self.data[index], network, self.random_layers)
-            client, before = self.clients[index], tensors_in(self.clients[index].state())
+            client, before = self.clients[index], tensors_in(kept_by(self.clients[index]))
             answer = take_turn(client, site, reply, self._keeper(index, network))
             if reply.round < self.experiment.rounds:
                 self.buffers[index] = network.buffers()
@@ -141,7 +141,7 @@ class LocalEngine:
 
     def _lay_down(self, client: Client, before: Sequence[Tensor] = ()) -> None:
         if self.shelf:
-            client.restore(self.shelf.lay_down(client.state(), before))
+            vars(client).update(self.shelf.lay_down(kept_by(client), before))
 
     def _network(self) -> Network:
         """Return this worker's own network."""
