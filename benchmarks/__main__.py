@@ -8,6 +8,8 @@ import json
 import os
 from importlib import import_module
 
+from orchard.errors import Refusal
+
 ORDINARY = ("steps", "rounds", "workers", "memory", "loading")
 
 
@@ -18,7 +20,11 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.names or ORDINARY:
         load = os.getloadavg()[0]
-        for figure in import_module(name).measure():
+        try:
+            figures = import_module(name).measure()
+        except Refusal as refusal:  # MNIST's files are not there
+            parser.exit(2, f"{name}: {refusal}\n")
+        for figure in figures:
             about = {"benchmark": name, **figure.as_json(), "load": load}
             print(json.dumps(about) if options.json else figure.line(), flush=True)
 

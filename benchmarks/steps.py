@@ -68,12 +68,13 @@ def measure() -> list[Figure]:
 
 
 def _measured() -> list[Figure]:
-    data, one = random_batches(5), random_batches(1)
+    # What a turn adds to its steps, e.g. its last mixture, counts once in a few steps here: as in a run, or more often.
+    data, few, one = random_batches(5), random_batches(3), random_batches(1)
     times = interleaved(
         {"plain": plain(PlainCNN(), data), "apple": apple(12, data), "many": apple(MANY, data)}, 11, time.thread_time
     )
     against = interleaved({"branches": branches(12, one), "apple": apple(12, one)}, 7, time.thread_time)
-    large = interleaved({"plain": plain(ResNet18(), one), "apple": apple(12, one, ResNet18)}, 5, time.thread_time)
+    large = interleaved({"plain": plain(ResNet18(), few), "apple": apple(12, few, ResNet18)}, 5, time.thread_time)
     milliseconds = {name: 1000 * sorted(values)[len(values) // 2] / 5 for name, values in times.items()}
     both = f"{milliseconds['apple']:.0f} ms against {milliseconds['plain']:.0f} ms"
     return [
