@@ -15,6 +15,7 @@ ROOMS = [
     "vector",
     "shelf",
     "data",
+    "random_layers",
     "models",
     "measures",
     "training",

@@ -22,6 +22,7 @@ DECISIVE = (
     "measures.py",
     "methods/*.py",
     "models.py",
+    "random_layers.py",
     "randomness.py",
     "rounds.py",
     "settings.py",

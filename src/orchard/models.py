@@ -5,9 +5,7 @@ as parameters, and returns an `nn.Module` that maps a batch of samples to one sc
 """
 
 import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -16,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchard.errors import Refusal
+from orchard.random_layers import generator_states, seeded_layers
 from orchard.settings import nearest
 from orchard.vector import Network, check_vectorisable, lay_out_channels_last
-
-_global_generator = threading.RLock()
 
 
 class CNN(nn.Module):
@@ -142,7 +139,8 @@ def _forward_zeros(module: nn.Module, samples: int, shape: tuple[int, ...]) -> A
 def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
     """Tell whether training fails on a batch of one, as BatchNorm does on samples without pixels."""
     try:
-        _forward_zeros(network.module.train(), 1, shape)
+        with seeded_layers(0):
+            _forward_zeros(network.module.train(), 1, shape)
     except ValueError:
         return True
     return False
@@ -150,34 +148,11 @@ def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
 
 def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
     """Tell whether the model draws random numbers while training (dropout and the like)."""
+    device = network.vector.device
     with seeded_layers(0):
-        before = _generator_state(network.vector.device)
+        before = generator_states(device)
         _forward_zeros(network.module.train(), 2, shape)
-        return not torch.equal(before, _generator_state(network.vector.device))
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.mps.get_rng_state() if device.type == "mps" else torch.default_generator.get_state()
-
-
-@contextmanager
-def seeded_layers(seed: int) -> Iterator[None]:
-    """Let PyTorch's layers draw (initial values, dropout) from a seed, leaving the global generator as it was.
-
-    Layers know only the process-wide generator, so no two threads may be in here at once.
-    """
-    with _global_generator, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def repeated_draws() -> Iterator[None]:
-    """Let layers draw inside, and then draw the same again outside."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
+        return not all(map(torch.equal, before, generator_states(device)))
 
 
 def _name(model: str | Callable[..., Any]) -> str:
