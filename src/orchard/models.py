@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchard.errors import Refusal
-from orchard.random_layers import generator_states, seeded_layers
+from orchard.random_layers import RandomLayers, generator_states, seeded_layers
 from orchard.settings import nearest
 from orchard.vector import Network, check_vectorisable, lay_out_channels_last
 
@@ -146,13 +146,28 @@ def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
     return False
 
 
-def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
-    """Tell whether the model draws random numbers while training (dropout and the like)."""
+def random_layers(network: Network, shape: tuple[int, ...]) -> RandomLayers | None:
+    """Return the layers that draw random numbers while training (dropout and the like), if there are any."""
     device = network.vector.device
     with seeded_layers(0):
         before = generator_states(device)
         _forward_zeros(network.module.train(), 2, shape)
-        return not all(map(torch.equal, before, generator_states(device)))
+        if all(map(torch.equal, before, generator_states(device))):
+            return None
+        return RandomLayers(network, _runs_layers_in_backward(network, shape))
+
+
+def _runs_layers_in_backward(network: Network, shape: tuple[int, ...]) -> bool:
+    """Tell whether the backward pass runs layers once more, to save memory (`torch.utils.checkpoint`)."""
+    statistics, calls = network.buffers(), []
+    hooks = [module.register_forward_pre_hook(lambda *call: calls.append(call)) for module in network.module.modules()]
+    scores = network.module(network.vector.new_zeros(2, *shape))
+    forward = len(calls)
+    torch.autograd.backward(scores.sum())
+    for hook in hooks:
+        hook.remove()
+    network.load_buffers(statistics)
+    return len(calls) > forward
 
 
 def _name(model: str | Callable[..., Any]) -> str:

@@ -2,12 +2,13 @@
 
 PyTorch's layers know only the generators of the whole process, which all clients share. So that a client's draws depend
 on nothing but its seed, the generators are lent: to whoever builds a model, and while clients train to one forward pass
-at a time. The backward pass, two thirds of a step, draws nothing, so clients with dropout train side by side.
+at a time. The backward pass, two thirds of a step, draws nothing, so clients with dropout train side by side. Where it
+does run layers once more, as with `torch.utils.checkpoint`, the generators are lent for a whole training.
 """
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,8 +48,9 @@ def _set_generators(device: torch.device, states: list[Tensor]) -> None:
 class RandomLayers:
     """The draws of a network's layers while it trains, whichever of its modules is called."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, draws_in_backward: bool) -> None:
         self._device = network.vector.device
+        self._draws_in_backward = draws_in_backward
         self._states: list[Tensor] | None = None
         self._lent = False
         for module in network.module.modules():
@@ -60,30 +62,38 @@ class RandomLayers:
         with seeded_layers(seed):
             self._states = generator_states(self._device)
         try:
-            yield
+            with self._borrowed(self._states) if self._draws_in_backward else nullcontext():
+                yield
         finally:
             self._states = None
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
         """Let the layers draw inside, and then draw the same again."""
-        states = self._states
+        before = generator_states(self._device) if self._lent else self._states
         yield
-        self._states = states
+        if self._lent and before:
+            _set_generators(self._device, before)
+        self._states = before
+
+    @contextmanager
+    def _borrowed(self, states: list[Tensor]) -> Iterator[None]:
+        with _generators:
+            before = generator_states(self._device)
+            _set_generators(self._device, states)
+            self._lent = True
+            try:
+                yield
+            finally:
+                self._lent = False
+                self._states = generator_states(self._device)
+                _set_generators(self._device, before)
 
     def _lending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def lent(*args: Any, **kwargs: Any) -> Any:
             if self._states is None or self._lent:  # in no training; or in one of the modules around this one
                 return forward(*args, **kwargs)
-            with _generators:
-                before = generator_states(self._device)
-                _set_generators(self._device, self._states)
-                self._lent = True
-                try:
-                    return forward(*args, **kwargs)
-                finally:
-                    self._lent = False
-                    self._states = generator_states(self._device)
-                    _set_generators(self._device, before)
+            with self._borrowed(self._states):
+                return forward(*args, **kwargs)
 
         return lent

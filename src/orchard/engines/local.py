@@ -20,7 +20,7 @@ from orchard.data import ClientData, FederatedData
 from orchard.engines.turn import Keep, take_turn
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, Moment
-from orchard.models import draws_randomly, needs_two_samples
+from orchard.models import needs_two_samples, random_layers
 from orchard.random_layers import RandomLayers
 from orchard.shelf import Shelf, tensors_in
 from orchard.training import NotFinite, Site
@@ -77,7 +77,6 @@ class LocalEngine:
         self.data = tuple(client.beside(probe.vector) for client in self.data)
         refuse_single_samples(probe, self.shape, self.experiment, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
-        self.draws_randomly = draws_randomly(probe, self.shape)
         return {i: client.wants(0) for i, client in enumerate(self.clients)}
 
     def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
@@ -126,9 +125,9 @@ class LocalEngine:
 
     def _turn(self, index: int, reply: Reply) -> Answer | Failure:
         try:
-            network, random_layers = self._network()
+            network, drawing = self._network()
             network.load_buffers(self.buffers[index])
-            site = Site(index, self.experiment, self.data[index], network, random_layers)
+            site = Site(index, self.experiment, self.data[index], network, drawing)
             client, before = self.clients[index], tensors_in(kept_by(self.clients[index]))
             answer = take_turn(client, site, reply, self._keeper(index, network))
             if reply.round < self.experiment.rounds:
@@ -148,7 +147,7 @@ class LocalEngine:
         """Return this worker's own network, and the layers in it that draw, if any do."""
         if not hasattr(self._worker, "network"):
             network = self.federation.network()
-            self._worker.network = network, RandomLayers(network) if self.draws_randomly else None
+            self._worker.network = network, random_layers(network, self.shape)
         own: tuple[Network, RandomLayers | None] = self._worker.network
         return own
 

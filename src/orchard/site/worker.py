@@ -26,9 +26,8 @@ from orchard.engines.local import refuse_single_samples
 from orchard.engines.turn import take_turn
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, Moment
-from orchard.models import MODELS, draws_randomly
+from orchard.models import MODELS, random_layers
 from orchard.plan import Plan
-from orchard.random_layers import RandomLayers
 from orchard.site.record import Model, SiteRecord, Turn, answer_of
 from orchard.site.settings import SiteSettings
 from orchard.training import NotFinite, Site
@@ -202,7 +201,6 @@ def started(known: Enrolled, samples: object, shape: object) -> Started:
     network = federation.network()
     held = known.data.clients[0].beside(network.vector)
     refuse_single_samples(network, known.data.shape, known.experiment, [held])
-    random_layers = RandomLayers(network) if draws_randomly(network, known.data.shape) else None
-    site = Site(known.index, known.experiment, held, network, random_layers)
+    site = Site(known.index, known.experiment, held, network, random_layers(network, known.data.shape))
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, site, (client.state(), network.buffers()))
