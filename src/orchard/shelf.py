@@ -12,6 +12,7 @@ Files are named by the SHA-256 of their content, and deleted when neither a clie
 import ctypes
 import hashlib
 import mmap
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -109,7 +110,10 @@ class Shelf:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.path(f".{name}.new")
         try:
-            temporary.write_bytes(_bytes(tensor))
+            with temporary.open("wb") as file:
+                file.write(_bytes(tensor))
+                if name in self.needed:  # what takes its place must be on the disk as it was
+                    os.fsync(file.fileno())
             temporary.replace(self.path(name))
         finally:
             temporary.unlink(missing_ok=True)
