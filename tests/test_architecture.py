@@ -15,7 +15,6 @@ ROOMS = [
     "vector",
     "shelf",
     "data",
-    "random_layers",
     "models",
     "measures",
     "training",

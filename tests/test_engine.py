@@ -168,6 +168,14 @@ def test_a_failed_turn_leaves_the_client_as_it_was() -> None:
     assert client.model is not before[0]
 
 
+def test_the_process_draws_as_if_no_layer_had() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    orchard.run(small_experiment(model=Dropping), small_arrays())
+    assert torch.equal(torch.rand(3), expected)
+
+
 class Hasty(AppleClient):
     def train(self, site: Site, round: int) -> float:
         self.relationships += 0.1

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchard.errors import Refusal
-from orchard.models import CNN, build, random_layers
+from orchard.models import CNN, build, draws_randomly
 from orchard.vector import Network
 
 
@@ -124,8 +124,8 @@ def test_a_model_that_does_not_fit_is_refused(model, message) -> None:  # type: 
 
 
 def test_random_layers_are_noticed() -> None:
-    assert not random_layers(Network(CNN((1, 28, 28), 10)), (1, 28, 28))
+    assert not draws_randomly(Network(CNN((1, 28, 28), 10)), (1, 28, 28))
+    assert draws_randomly(Network(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))), (4,))
     norm = nn.BatchNorm1d(4)
-    assert not random_layers(Network(norm), (4,))
-    assert random_layers(Network(nn.Sequential(nn.Linear(4, 4), norm, nn.Dropout(0.5))), (4,))
+    assert not draws_randomly(Network(norm), (4,))
     assert norm.num_batches_tracked == 0

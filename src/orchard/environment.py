@@ -22,7 +22,6 @@ DECISIVE = (
     "measures.py",
     "methods/*.py",
     "models.py",
-    "random_layers.py",
     "randomness.py",
     "rounds.py",
     "settings.py",

@@ -5,7 +5,9 @@ as parameters, and returns an `nn.Module` that maps a batch of samples to one sc
 """
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchard.errors import Refusal
-from orchard.random_layers import RandomLayers, generator_states, seeded_layers
 from orchard.settings import nearest
 from orchard.vector import Network, check_vectorisable, lay_out_channels_last
+
+_global_generator = threading.RLock()
 
 
 class CNN(nn.Module):
@@ -146,28 +149,36 @@ def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
     return False
 
 
-def random_layers(network: Network, shape: tuple[int, ...]) -> RandomLayers | None:
-    """Return the layers that draw random numbers while training (dropout and the like), if there are any."""
-    device = network.vector.device
+def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
+    """Tell whether the model draws random numbers while training (dropout and the like)."""
     with seeded_layers(0):
-        before = generator_states(device)
+        before = _generator_state(network.vector.device)
         _forward_zeros(network.module.train(), 2, shape)
-        if all(map(torch.equal, before, generator_states(device))):
-            return None
-        return RandomLayers(network, _runs_layers_in_backward(network, shape))
+        return not torch.equal(before, _generator_state(network.vector.device))
 
 
-def _runs_layers_in_backward(network: Network, shape: tuple[int, ...]) -> bool:
-    """Tell whether the backward pass runs layers once more, to save memory (`torch.utils.checkpoint`)."""
-    statistics, calls = network.buffers(), []
-    hooks = [module.register_forward_pre_hook(lambda *call: calls.append(call)) for module in network.module.modules()]
-    scores = network.module(network.vector.new_zeros(2, *shape))
-    forward = len(calls)
-    torch.autograd.backward(scores.sum())
-    for hook in hooks:
-        hook.remove()
-    network.load_buffers(statistics)
-    return len(calls) > forward
+def _generator_state(device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.default_generator.get_state()
+
+
+@contextmanager
+def seeded_layers(seed: int) -> Iterator[None]:
+    """Let PyTorch's layers draw (initial values, dropout) from a seed, leaving the global generator as it was.
+
+    Layers know only the process-wide generator, so no two threads may be in here at once.
+    """
+    with _global_generator, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def repeated_draws() -> Iterator[None]:
+    """Let layers draw inside, and then draw the same again outside."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
 
 
 def _name(model: str | Callable[..., Any]) -> str:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from orchard.data import ClientData, Samples
 from orchard.experiment import MOMENTUM, Experiment
 from orchard.measures import Measures, measure
-from orchard.random_layers import RandomLayers
+from orchard.models import seeded_layers
 from orchard.randomness import derived_seed, generator
 from orchard.vector import Network
 
@@ -43,8 +43,8 @@ class Site:
     experiment: Experiment
     data: ClientData
     network: Network
-    random_layers: RandomLayers | None = None
-    """What the network's layers draw while training, where they do, as dropout does."""
+    random_layers: bool = False
+    """Whether the network draws random numbers while training, as dropout does."""
 
 
 class NotFinite(Exception):
@@ -57,7 +57,7 @@ def train(site: Site, round: int, step: Step, epochs: int | None = None) -> floa
     total = 0.0
     epochs = site.experiment.epochs if epochs is None else epochs
     seed = derived_seed(site.experiment.seed, "layers", site.client, round)
-    with site.random_layers.seeded(seed) if site.random_layers else nullcontext():
+    with seeded_layers(seed) if site.random_layers else nullcontext():
         for epoch in range(epochs):
             losses, sizes = [], []
             for x, y in _batches(site, round, epoch):

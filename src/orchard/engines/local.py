@@ -20,8 +20,7 @@ from orchard.data import ClientData, FederatedData
 from orchard.engines.turn import Keep, take_turn
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, Moment
-from orchard.models import needs_two_samples, random_layers
-from orchard.random_layers import RandomLayers
+from orchard.models import draws_randomly, needs_two_samples
 from orchard.shelf import Shelf, tensors_in
 from orchard.training import NotFinite, Site
 from orchard.vector import Network
@@ -77,6 +76,7 @@ class LocalEngine:
         self.data = tuple(client.beside(probe.vector) for client in self.data)
         refuse_single_samples(probe, self.shape, self.experiment, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
+        self.random_layers = draws_randomly(probe, self.shape)
         return {i: client.wants(0) for i, client in enumerate(self.clients)}
 
     def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
@@ -125,9 +125,9 @@ class LocalEngine:
 
     def _turn(self, index: int, reply: Reply) -> Answer | Failure:
         try:
-            network, drawing = self._network()
+            network = self._network()
             network.load_buffers(self.buffers[index])
-            site = Site(index, self.experiment, self.data[index], network, drawing)
+            site = Site(index, self.experiment, self.data[index], network, self.random_layers)
             client, before = self.clients[index], tensors_in(kept_by(self.clients[index]))
             answer = take_turn(client, site, reply, self._keeper(index, network))
             if reply.round < self.experiment.rounds:
@@ -143,13 +143,12 @@ class LocalEngine:
         if self.shelf:
             vars(client).update(self.shelf.lay_down(kept_by(client), before))
 
-    def _network(self) -> tuple[Network, RandomLayers | None]:
-        """Return this worker's own network, and the layers in it that draw, if any do."""
+    def _network(self) -> Network:
+        """Return this worker's own network."""
         if not hasattr(self._worker, "network"):
-            network = self.federation.network()
-            self._worker.network = network, random_layers(network, self.shape)
-        own: tuple[Network, RandomLayers | None] = self._worker.network
-        return own
+            self._worker.network = self.federation.network()
+        network: Network = self._worker.network
+        return network
 
 
 def refuse_single_samples(

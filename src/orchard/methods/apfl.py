@@ -22,6 +22,7 @@ from torch import Tensor
 from orchard.contract import Federation, Notes
 from orchard.experiment import MethodSettings
 from orchard.methods.fedavg import AveragingServer, FedAvgClient
+from orchard.models import repeated_draws
 from orchard.training import MomentumSGD, Site, check_finite, gradient, train
 
 
@@ -70,7 +71,7 @@ class APFLClient(FedAvgClient):
             # The statistics that a client keeps are those of the model it uses, which is v̄.
             statistics = network.buffers()
             network.vector.copy_(w)
-            with site.random_layers.repeated() if site.random_layers else nullcontext():
+            with repeated_draws() if site.random_layers else nullcontext():
                 gradient(network, x, y)
             network.load_buffers(statistics)
             w_gradient = network.gradient.clone()

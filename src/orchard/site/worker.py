@@ -26,7 +26,7 @@ from orchard.engines.local import refuse_single_samples
 from orchard.engines.turn import take_turn
 from orchard.errors import Refusal
 from orchard.experiment import Experiment, Moment
-from orchard.models import MODELS, random_layers
+from orchard.models import MODELS, draws_randomly
 from orchard.plan import Plan
 from orchard.site.record import Model, SiteRecord, Turn, answer_of
 from orchard.site.settings import SiteSettings
@@ -201,6 +201,6 @@ def started(known: Enrolled, samples: object, shape: object) -> Started:
     network = federation.network()
     held = known.data.clients[0].beside(network.vector)
     refuse_single_samples(network, known.data.shape, known.experiment, [held])
-    site = Site(known.index, known.experiment, held, network, random_layers(network, known.data.shape))
+    site = Site(known.index, known.experiment, held, network, draws_randomly(network, known.data.shape))
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, site, (client.state(), network.buffers()))
