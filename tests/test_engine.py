@@ -2,6 +2,8 @@
 
 import dataclasses
 import threading
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +12,12 @@ from torch import Tensor, nn
 
 import orchard
 from helpers import Dropping, SmallFederation, federation_of, small_arrays, small_data, small_experiment
-from orchard.contract import Answer, Failure, Reply
+from orchard.contract import Answer, Failure, Reply, Upload
 from orchard.engines.local import LocalEngine
 from orchard.engines.turn import take_turn
 from orchard.errors import RunFailed
 from orchard.experiment import Experiment
-from orchard.methods.apple import Apple, AppleClient
+from orchard.methods.apple import Apple, AppleClient, AppleServer
 from orchard.methods.fedfomo import FedFomoClient
 from orchard.results import Result
 from orchard.training import NotFinite, Site
@@ -186,6 +188,32 @@ def test_a_client_that_changes_what_it_keeps_in_place_is_told_so(monkeypatch: py
     monkeypatch.setattr(Apple, "client", lambda self, index, federation: Hasty(self, index, federation))
     with pytest.raises(RunFailed, match="Hasty changes relationships in place: replace it"):
         orchard.run(small_experiment(), small_arrays())
+
+
+class HastyServer(AppleServer):
+    def collect(self, uploads: Mapping[int, Upload]) -> None:
+        for j, upload in uploads.items():
+            self.cores[j].copy_(upload.vector)
+
+
+def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Apple, "server", lambda self, federation: HastyServer(self, federation))
+    with pytest.raises(TypeError, match="HastyServer changes cores in place: replace it"):
+        orchard.run(small_experiment(), small_arrays())
+
+
+class Late(AppleClient):
+    keeps = (*AppleClient.keeps, "momentum")  # type: ignore[assignment]
+
+    def train(self, site: Site, round: int) -> float:
+        loss = super().train(site, round)
+        self.momentum = self.core - 1
+        return loss
+
+
+def test_what_a_client_keeps_may_come_with_its_first_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Apple, "client", lambda self, index, federation: Late(self, index, federation))
+    orchard.run(small_experiment(out=tmp_path / "run"), small_arrays())
 
 
 def test_the_last_evaluation_changes_no_client() -> None:

@@ -45,6 +45,8 @@ def test_what_was_there_before_is_laid_down_once_whoever_has_it(tmp_path: Path) 
     assert laid is mine["pair"][0] is others["copies"][0]
     assert mine["copies"][2] is new, "which may be replaced in the next turn"
     assert mine["relationships"] is small
+    leaf = torch.rand(LARGE, requires_grad=True)
+    assert shelf.lay_down([leaf], [leaf])[0] is leaf, "which a file could not stand for"
     assert state["copies"] == [None, old, new], "states are replaced, never changed"
     assert [file.stat().st_size for file in files(tmp_path / "shelf")] == [old.nbytes]
     assert shelf.lay_down(mine, [laid])["copies"][1] is laid

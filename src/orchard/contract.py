@@ -11,17 +11,18 @@ A method is a client half and a server half that share no object. What a server 
 private state (its directed relationships) has no field here, so it cannot leak.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 from torch import Tensor
 
 from orchard.experiment import Experiment, Moment
 from orchard.models import build
 from orchard.randomness import derived_seed
+from orchard.shelf import tensors_in
 from orchard.training import Scores, Site
 from orchard.vector import Network, empty_matrix
 
@@ -86,8 +87,8 @@ class Federation:
     shape: tuple[int, ...]
     classes: int
     # Shared by all who hold one, and gone when nobody does.
-    _initial_models: WeakValueDictionary[tuple[str, *tuple[int, ...]], Tensor] = field(
-        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
+    _initial_models: weakref.WeakValueDictionary[tuple[str, *tuple[int, ...]], Tensor] = field(
+        default_factory=weakref.WeakValueDictionary, init=False, repr=False, compare=False
     )
 
     @property
@@ -143,7 +144,7 @@ class Half:
 
     def state(self) -> dict[str, Any]:
         """Return all that this half remembers."""
-        return kept_by(self)
+        return {name: getattr(self, name) for name in self.keeps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what a half of the same kind remembered."""
@@ -165,8 +166,28 @@ class Half:
 
 
 def kept_by(half: Half) -> dict[str, Any]:
-    """Return the attributes of a half that change from round to round, as they are."""
-    return {name: getattr(half, name) for name in half.keeps}
+    """Return the attributes of a half that change from round to round, as they are, if they are there yet."""
+    return {name: getattr(half, name) for name in half.keeps if hasattr(half, name)}
+
+
+Versions = Mapping[str, list[tuple["weakref.ref[Tensor]", int]]]
+"""Tensors by the attribute that holds them, and how often each has been changed in place, as PyTorch counts it."""
+
+
+def versions_kept_by(half: Half) -> Versions:
+    """Return the tensors that a half keeps, without keeping them alive, to see later whether they were changed."""
+    tensors = {name: [t for t in tensors_in(value) if not t.is_inference()] for name, value in kept_by(half).items()}
+    return {name: [(weakref.ref(t), t._version) for t in found] for name, found in tensors.items()}
+
+
+def refuse_changes_in_place(half: Half, before: Versions) -> None:
+    """Refuse what could not be taken back, and what others who hold the same tensor would see."""
+    for name, tensors in before.items():
+        if any(tensor is not None and tensor._version != version for tensor, version in ((t(), v) for t, v in tensors)):
+            kind = type(half).__name__
+            raise TypeError(
+                f"{kind} changes {name} in place: replace it, e.g. self.x = self.x + y instead of self.x += y"
+            )
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

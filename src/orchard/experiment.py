@@ -147,7 +147,7 @@ PARTITIONS: Mapping[str, type[PartitionSettings]] = {
 
 def _partition(value: object) -> object:
     value = _named(value)
-    if isinstance(value, Ownership):
+    if isinstance(value, PartitionSettings):
         return value
     if not isinstance(value, Mapping):
         raise ValueError(f"name = {value!r}: expected the name of a partition, or a table of its settings")

@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from orchard.contract import Answer, Failure, Federation, Notes, Reply, Server
+from orchard.contract import (
+    Answer,
+    Failure,
+    Federation,
+    Notes,
+    Reply,
+    Server,
+    refuse_changes_in_place,
+    versions_kept_by,
+)
 from orchard.engines import Engine
 from orchard.errors import Refusal
 from orchard.experiment import Experiment
@@ -58,6 +67,7 @@ def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple
     """Run one exchange. What it gives holds no models, so that nobody keeps a round's alive into the next."""
     began = time.perf_counter()
     before = {name: value for name, value in vars(server).items() if name not in server.keeps}
+    versions = versions_kept_by(server)
     replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
     bytes_down = {i: sum(map(_size, reply.models.values())) for i, reply in replies.items()}
     answers = engine.exchange(replies)
@@ -68,6 +78,7 @@ def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple
     if uploads:
         server.collect(uploads)
     server.check_kept(before)
+    refuse_changes_in_place(server, versions)
     return Exchange(
         round=r,
         seconds=time.perf_counter() - began,

@@ -88,8 +88,9 @@ class Shelf:
                     path.unlink()
 
     def _takes(self, tensor: Tensor) -> bool:
-        large = tensor.device.type == "cpu" and tensor.dim() == 1 and tensor.nbytes >= WORTH_A_FILE
-        return large and len(self._by_name) < MOST and not self._disk_is_full
+        plain = type(tensor) is Tensor and not tensor.requires_grad and tensor.device.type == "cpu"
+        large = tensor.dim() == 1 and tensor.nbytes >= WORTH_A_FILE
+        return plain and large and len(self._by_name) < MOST and not self._disk_is_full
 
     def _put(self, tensor: Tensor) -> Tensor:
         """Return a model from the shelf in place of one in memory; where the disk cannot take it, that one stays."""

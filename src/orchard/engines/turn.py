@@ -1,13 +1,11 @@
 """One client's turn in a round: the same steps wherever the client is."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 
-from orchard.contract import Answer, Client, Reply, Upload, kept_by
+from orchard.contract import Answer, Client, Reply, Upload, refuse_changes_in_place, versions_kept_by
 from orchard.experiment import Moment
-from orchard.shelf import tensors_in
 from orchard.training import Scores, Site, evaluate
 
 Keep = Callable[[Moment, Tensor], None]
@@ -20,11 +18,11 @@ def take_turn(client: Client, site: Site, reply: Reply, keep: Keep = lambda mome
     The reply after the last round is for evaluation only. Whatever goes wrong, the client is then as it was before
     its turn; so it is after an evaluation. (Halves replace their state and never change it in place.)
     """
-    before, versions = dict(vars(client)), _versions(kept_by(client))
+    before, versions = dict(vars(client)), versions_kept_by(client)
     finished = False
     try:
         answer = _steps(client, site, reply, keep)
-        _refuse_changes_in_place(client, versions)
+        refuse_changes_in_place(client, versions)
         if reply.round < site.experiment.rounds:
             client.check_kept(before)
             finished = True
@@ -33,20 +31,6 @@ def take_turn(client: Client, site: Site, reply: Reply, keep: Keep = lambda mome
         if not finished:
             vars(client).clear()
             vars(client).update(before)
-
-
-def _versions(kept: Mapping[str, Any]) -> dict[str, list[tuple[Tensor, int]]]:
-    """Return the tensors that a client keeps, and how often each has been changed in place, as PyTorch counts it."""
-    counted = {name: [t for t in tensors_in(value) if not t.is_inference()] for name, value in kept.items()}
-    return {name: [(t, t._version) for t in tensors] for name, tensors in counted.items()}
-
-
-def _refuse_changes_in_place(client: Client, versions: Mapping[str, list[tuple[Tensor, int]]]) -> None:
-    """Refuse what could not be taken back, and what others who hold the same tensor would see."""
-    changed = [name for name, held in versions.items() if any(t._version != version for t, version in held)]
-    if changed:
-        kind, names = type(client).__name__, ", ".join(changed)
-        raise TypeError(f"{kind} changes {names} in place: replace it, e.g. self.x = self.x + y instead of self.x += y")
 
 
 def _steps(client: Client, site: Site, reply: Reply, keep: Keep) -> Answer:
