@@ -170,24 +170,23 @@ def kept_by(half: Half) -> dict[str, Any]:
     return {name: getattr(half, name) for name in half.keeps if hasattr(half, name)}
 
 
-Versions = Mapping[str, list[tuple["weakref.ref[Tensor]", int]]]
-"""Tensors by the attribute that holds them, and how often each has been changed in place, as PyTorch counts it."""
+Versions = list[tuple[str, "weakref.ref[Tensor]", int]]
+"""Tensors with the attribute that holds them, and how often each has been changed in place, as PyTorch counts it."""
 
 
 def versions_kept_by(half: Half) -> Versions:
     """Return the tensors that a half keeps, without keeping them alive, to see later whether they were changed."""
-    tensors = {name: [t for t in tensors_in(value) if not t.is_inference()] for name, value in kept_by(half).items()}
-    return {name: [(weakref.ref(t), t._version) for t in found] for name, found in tensors.items()}
+    tensors = [(name, tensor) for name, value in kept_by(half).items() for tensor in tensors_in(value)]
+    return [(name, weakref.ref(tensor), tensor._version) for name, tensor in tensors if not tensor.is_inference()]
 
 
 def refuse_changes_in_place(half: Half, before: Versions) -> None:
     """Refuse what could not be taken back, and what others who hold the same tensor would see."""
-    for name, tensors in before.items():
-        if any(tensor is not None and tensor._version != version for tensor, version in ((t(), v) for t, v in tensors)):
-            kind = type(half).__name__
-            raise TypeError(
-                f"{kind} changes {name} in place: replace it, e.g. self.x = self.x + y instead of self.x += y"
-            )
+    for name, reference, version in before:
+        tensor = reference()
+        if tensor is not None and tensor._version != version:
+            what = f"{type(half).__name__} changes {name} in place"
+            raise TypeError(f"{what}: replace it, e.g. self.x = self.x + y instead of self.x += y")
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

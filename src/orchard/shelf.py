@@ -38,7 +38,7 @@ class Shelf:
         self.needed: frozenset[str] = frozenset()
         """What checkpoints name."""
         self._by_name: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        self._names = WeakTensorKeyDictionary()
+        self._here = WeakTensorKeyDictionary()  # the same, for its keys alone: sets compare tensors by value
         self._laid_down = WeakTensorKeyDictionary()  # what lies here of a model that somebody has in memory too
         self._disk_is_full = False
         self._lock = Lock()
@@ -52,9 +52,9 @@ class Shelf:
 
         def replace(tensor: Tensor) -> Tensor:
             with self._lock:
-                if id(tensor) in old and tensor not in self._names and self._takes(tensor):
+                if id(tensor) in old and tensor not in self._here and self._takes(tensor):
                     tensor = self._put(tensor)
-                if tensor in self._names:
+                if tensor in self._here:
                     _give_back(tensor)
             return tensor
 
@@ -76,7 +76,7 @@ class Shelf:
             size = path.stat().st_size // dtype.itemsize
             # Private to this process, and without a descriptor of its own, of which there may be no more than 256.
             tensor = self._by_name[name] = torch.from_file(str(path), shared=False, size=size, dtype=dtype)
-            self._names[tensor] = name
+            self._here[tensor] = True
         return tensor
 
     def tidy(self) -> None:
