@@ -198,7 +198,7 @@ class HastyServer(AppleServer):
 
 def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Apple, "server", lambda self, federation: HastyServer(self, federation))
-    with pytest.raises(TypeError, match="HastyServer changes cores in place: replace it"):
+    with pytest.raises(RunFailed, match="server, round 0: TypeError: HastyServer changes cores in place: replace it"):
         orchard.run(small_experiment(), small_arrays())
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from orchard.contract import (
     versions_kept_by,
 )
 from orchard.engines import Engine
-from orchard.errors import Refusal
+from orchard.errors import Refusal, RunFailed
 from orchard.experiment import Experiment
 from orchard.vector import give_memory_back
 
@@ -68,17 +69,19 @@ def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple
     began = time.perf_counter()
     before = {name: value for name, value in vars(server).items() if name not in server.keeps}
     versions = versions_kept_by(server)
-    replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
+    with _server_named(r):
+        replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
     bytes_down = {i: sum(map(_size, reply.models.values())) for i, reply in replies.items()}
     answers = engine.exchange(replies)
     del replies
     give_memory_back()  # now that nobody has the models of the last round any more, and before there are new ones
     good = {i: answer for i, answer in answers.items() if isinstance(answer, Answer)}
     uploads = {i: answer.upload for i, answer in good.items() if answer.upload is not None}
-    if uploads:
-        server.collect(uploads)
-    server.check_kept(before)
-    refuse_changes_in_place(server, versions)
+    with _server_named(r):
+        if uploads:
+            server.collect(uploads)
+        server.check_kept(before)
+        refuse_changes_in_place(server, versions)
     return Exchange(
         round=r,
         seconds=time.perf_counter() - began,
@@ -88,6 +91,15 @@ def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple
         notes=engine.notes(),
         wants={**wants, **{i: answer.wants for i, answer in good.items()}},
     )
+
+
+@contextmanager
+def _server_named(r: int) -> Iterator[None]:
+    """Say of an error of the server half whose it is and when, as an engine does of a client's."""
+    try:
+        yield
+    except Exception as error:
+        raise RunFailed(f"server, round {r}: {type(error).__name__}: {error}") from error
 
 
 def _size(vector: Tensor) -> int:
