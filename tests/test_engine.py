@@ -202,6 +202,30 @@ def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -
         orchard.run(small_experiment(), small_arrays())
 
 
+class Counting(AppleClient):
+    def train(self, site: Site, round: int) -> float:
+        self.turns = round + 1
+        return super().train(site, round)
+
+
+class CountingServer(AppleServer):
+    def collect(self, uploads: Mapping[int, Upload]) -> None:
+        super().collect(uploads)
+        self.uploads = len(uploads)
+
+
+def test_a_client_that_changes_what_it_does_not_keep_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Apple, "client", lambda self, index, federation: Counting(self, index, federation))
+    with pytest.raises(RunFailed, match=r"changes turns: name it in Counting\.keeps"):
+        orchard.run(small_experiment(), small_arrays())
+
+
+def test_a_server_that_forgets_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Apple, "server", lambda self, federation: CountingServer(self, federation))
+    with pytest.raises(RunFailed, match=r"changes uploads: name it in CountingServer\.keeps"):
+        orchard.run(small_experiment(), small_arrays())
+
+
 class Late(AppleClient):
     keeps = (*AppleClient.keeps, "momentum")  # type: ignore[assignment]
 
