@@ -66,6 +66,17 @@ def test_the_choice_follows_the_strength_of_the_relationship(round: int, base: f
     assert observed == pytest.approx(expected, abs=3.5 * math.sqrt(0.25 / 4000))
 
 
+def test_among_cores_never_had_chance_alone_decides() -> None:
+    federation = Federation(small_experiment(), (10,) * 5, (6,), 3)
+    drawn: Counter[int] = Counter()
+    for seed in range(3000):
+        client = Apple(budget=2).client(0, federation)
+        client.experiment = federation.experiment.model_copy(update={"seed": seed})
+        client.relationships, client.downloaded = torch.tensor([0.0, 9.0, 9.0, 1.0, 0.0]), frozenset({1})
+        drawn.update(client.wants(50))
+    assert [drawn[j] / 3000 for j in (1, 2, 3, 4)] == pytest.approx([0, 2 / 3, 2 / 3, 2 / 3], abs=0.04)
+
+
 def test_uniform_choice_ignores_relationships_and_history() -> None:
     federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
     drawn: Counter[int] = Counter()

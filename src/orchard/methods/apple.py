@@ -103,13 +103,15 @@ class AppleClient(Client):
         budget = self.settings.budget
         if budget is None:
             return tuple(others)
-        # Largest keys |p|·ln b + Gumbel noise: a draw without replacement with weights b^|p|.
+        # Largest keys |p|·ln b + Gumbel noise: a draw without replacement with weights b^|p|. Those never had come
+        # before, and all alike.
         keys = generator(self.experiment.seed, "cores", self.index, round).gumbel(size=len(others))
         never_had = np.zeros(len(others), dtype=bool)
         if self.settings.selection == "paper":
             base = max(1.5, round * budget / len(self.copies))
-            keys += math.log(base) * self.relationships[others].abs().cpu().double().numpy()
+            strength = self.relationships[others].abs().cpu().double().numpy()
             never_had = np.array([j not in self.downloaded for j in others])
+            keys += np.where(never_had, 0, math.log(base) * strength)
         ranking = np.lexsort((keys, never_had))
         return tuple(sorted(others[k] for k in ranking[-budget:]))
 
