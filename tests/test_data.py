@@ -39,6 +39,13 @@ def test_scaling_is_to_minus_one_and_one() -> None:
     assert colour.x[0, 2, 1, 0] == pytest.approx(8 / 255 * 2 - 1)
 
 
+@pytest.mark.parametrize("side", [20, 32, 64, 256])
+def test_resizing_does_not_leave_that_range(side: int) -> None:
+    ends = np.stack([np.full((side, side), value, np.uint8) for value in (0, 255)])
+    x = image_samples(Part(ends, np.zeros(2, np.int64)), size=28).x
+    assert (x.min(), x.max()) == (-1, 1)
+
+
 def test_shrinking_averages_all_pixels() -> None:
     chessboard = (np.indices((1, 56, 56)).sum(axis=0) % 2 * 255).astype(np.uint8)
     shrunk = image_samples(Part(chessboard, np.zeros(1, np.int64)), size=7).x

@@ -121,7 +121,8 @@ def _scaled_and_resized(pixels: NDArray[np.uint8], size: int) -> Tensor:
     if pixels.shape[2:] == (size, size):
         return _scaled(pixels)
     starts = range(0, len(pixels), AT_ONCE)
-    return torch.cat([resized(_scaled(pixels[start : start + AT_ONCE]), size) for start in starts])
+    blocks = (resized(_scaled(pixels[start : start + AT_ONCE]), size) for start in starts)
+    return torch.cat([block.clamp_(-1, 1) for block in blocks])  # an average of equal pixels may round beyond
 
 
 def _scaled(pixels: NDArray[np.uint8]) -> Tensor:
