@@ -37,6 +37,7 @@ ROOMS = [
     "prediction",
     "site",
     "deploy",
+    "grid",
     "comparison",
     "tables",
     "paper",

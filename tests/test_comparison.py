@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchard.comparison import Comparison, Contender, Row, Spread, compare, parse_contender
-from orchard.errors import Refusal, Stopped
+from orchard.comparison import Comparison, Row, Spread, compare
+from orchard.errors import Refusal, RunFailed, Stopped
 from orchard.experiment import Experiment, load_experiment
 from orchard.folder import RunFolder
+from orchard.grid import Contender, parse_contender
 from orchard.methods.apple import Apple
+from orchard.results import Result
 from orchard.runs import resume
 from orchard.tables import as_csv, as_latex, as_markdown
 from processes import orchard_command
@@ -27,6 +29,7 @@ class Log:
 
     def __init__(self) -> None:
         self.runs, self.begun, self.kept = 0, list[tuple[str, int]](), list[tuple[str, int]]()
+        self.failed = list[tuple[str, int]]()
 
     def plan(self, runs: int, rounds: int) -> None:
         self.runs = runs
@@ -34,10 +37,13 @@ class Log:
     def begin(self, label: str, seed: int) -> None:
         self.begun.append((label, seed))
 
-    def end(self, label: str, seed: int, summary: dict[str, object], kept: Path | None) -> None:
-        assert "bmcta" in summary
+    def end(self, label: str, seed: int, result: Result, kept: Path | None) -> None:
+        assert len(result.rounds) == result.experiment.rounds
         if kept:
             self.kept.append((label, seed))
+
+    def fail(self, label: str, seed: int, reason: str) -> None:
+        self.failed.append((label, seed))
 
 
 def quick() -> Experiment:
@@ -73,6 +79,28 @@ def test_a_failed_damaged_or_different_run_is_not_reused(tmp_path: Path) -> None
     for file in tmp_path.glob("*/summary.json"):
         file.write_text("{")
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+    for file in tmp_path.glob("*/metrics.jsonl"):  # without its last round
+        file.write_text(file.read_text().splitlines(keepends=True)[0])
+    assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+
+
+def test_a_run_that_fails_is_named_and_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
+    log = Log()
+    contenders = [Contender("wild", Apple(), {"lr": 1e30}), parse_contender("separate", quick())]
+    with pytest.raises(RunFailed, match=r"^wild, seed 1: client \d, round 0: the loss or a gradient is not finite"):
+        compare(quick(), contenders, [1], tmp_path, log)
+    assert log.failed == [("wild", 1)]
+    assert log.begun == [("wild", 1), ("separate", 1)]
+    assert quick_compare("separate", [1], tmp_path)[1].kept == [("separate", 1)]
+
+
+def test_what_another_process_is_running_is_not_run_twice(tmp_path: Path) -> None:
+    asked = iter([False, False, True])
+    with pytest.raises(Stopped, match="stopped in apple, seed 1; what was saved is safe; the same again goes on"):
+        compare(quick(), [parse_contender("apple", quick())], [1], tmp_path, Log(), asked.__next__)
+    (folder,) = tmp_path.iterdir()
+    with RunFolder(folder).held(), pytest.raises(Refusal, match="another process is running apple, seed 1"):
+        quick_compare("apple", [1], tmp_path)
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

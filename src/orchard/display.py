@@ -15,14 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.checkpoints import write_durably
-from orchard.comparison import Comparison, Summary
+from orchard.comparison import Comparison
 from orchard.contract import Answer
 from orchard.data import federated_data
 from orchard.errors import Refusal
 from orchard.experiment import Experiment
 from orchard.layout import readable
 from orchard.listing import listed_runs
-from orchard.paper.reproduce import Reproduction, claims, table_rows
+from orchard.paper.claims import claims, table_rows
+from orchard.paper.reproduce import Reproduction
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange
@@ -87,14 +88,20 @@ class GridWatcher:
 
         return advance
 
-    def end(self, label: str, seed: int, summary: Summary, kept: Path | None) -> None:
+    def end(self, label: str, seed: int, result: Result, kept: Path | None) -> None:
         """Say how a run ended."""
+        how = f"kept in {kept}" if kept else f"{result.seconds:.0f} s"
+        self._count(f"{label}, seed {seed}: BMCTA {result.bmcta:.2%}  ({how})")
+
+    def fail(self, label: str, seed: int, reason: str) -> None:
+        """Say why a run failed."""
+        self._count(f"{label}, seed {seed}: failed: {reason}")
+
+    def _count(self, outcome: str) -> None:
         self.done += 1
         if self.bar:
             self.bar.update(self.task, completed=self.done * self.rounds)
-        how = f"kept in {kept}" if kept else f"{summary['seconds']:.0f} s"
-        line = f"{self.done}/{self.runs}  {label}, seed {seed}: BMCTA {summary['bmcta']:.2%}  ({how})"
-        self.console.print(line, soft_wrap=True)
+        self.console.print(f"{self.done}/{self.runs}  {outcome}", soft_wrap=True)
 
 
 @contextmanager
@@ -155,10 +162,11 @@ def print_reproduction(found: Reproduction) -> None:
     for row in body:
         table.add_row(*row)
     console = _output()
-    console.print(f"{found.dataset}, {found.partition} split, {found.table}, at scale {found.scale}: BMCTA in %")
+    how = f"at scale {found.scale}{', tuned' if found.tuned else ''}"
+    console.print(f"{found.dataset}, {found.partition} split, {found.table}, {how}: BMCTA in %")
     console.print(table)
     for claim in claims(found):
-        console.print(claim)
+        console.print(claim, soft_wrap=True)
 
 
 def print_catalogue(data_dir: Path | None) -> None:

@@ -35,7 +35,7 @@ class Round:
         return {
             "round": self.round,
             "time": self.time,
-            "seconds": round(self.seconds, 3),
+            "seconds": self.seconds,
             "loss": self.loss,
             "trained": _columns(self.trained),
             "exchanged": _columns(self.exchanged),

@@ -84,13 +84,13 @@ class Result:
         failures = {i: a.reason for i, a in enumerate(answers) if isinstance(a, Failure)}
         if finished and exchange.round == self.experiment.rounds:
             finished.failures |= failures
-            finished.seconds += exchange.seconds
+            finished.seconds = round(finished.seconds + exchange.seconds, 3)
         if exchange.round < self.experiment.rounds:
             self.rounds.append(
                 Round(
                     round=exchange.round,
                     time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    seconds=exchange.seconds,
+                    seconds=round(exchange.seconds, 3),
                     loss=[a.loss if a else None for a in good],
                     trained=[a.trained if a else None for a in good],
                     exchanged=[None for _ in good],
@@ -161,6 +161,21 @@ class Result:
         return self.figures().validation_selected
 
     @property
+    def seconds(self) -> float:
+        """How long the rounds took."""
+        return sum(entry.seconds for entry in self.rounds)
+
+    @property
+    def bytes_up(self) -> int:
+        """What all clients sent."""
+        return sum(sum(entry.bytes_up) for entry in self.rounds)
+
+    @property
+    def bytes_down(self) -> int:
+        """What all clients were sent."""
+        return sum(sum(entry.bytes_down) for entry in self.rounds)
+
+    @property
     def relationships(self) -> Array | None:
         """Return the directed relationships before the first and after each round, (R+1) × N × N."""
         matrices = [self.initial_notes, *(entry.notes for entry in self.rounds)]
@@ -217,17 +232,16 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """Return the run in a few figures."""
-        experiment, rounds = self.experiment, self.rounds
         return {
             **self.description(),
-            "rounds": len(rounds),
-            "seconds": round(sum(entry.seconds for entry in rounds), 3),
+            "rounds": len(self.rounds),
+            "seconds": round(self.seconds, 3),
             "parameters": int(self.federation.initial_core(0).numel()),
             "bmcta": self.bmcta,
-            "moment": experiment.method.moment,
+            "moment": self.experiment.method.moment,
             "figures": {moment: asdict(self.figures(moment)) for moment in self.moments()},
-            "bytes_up": sum(sum(entry.bytes_up) for entry in rounds),
-            "bytes_down": sum(sum(entry.bytes_down) for entry in rounds),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
             "clients": [asdict(client) for client in self.clients],
             "single_class_clients": self.single_class_clients(),
         }

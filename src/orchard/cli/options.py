@@ -54,3 +54,11 @@ def _whole_number(text: str) -> int:
     if not text.isdecimal():
         raise Refusal(f"--seeds: {text!r} is not a whole number from 0")
     return int(text)
+
+
+def make_folder(option: str, path: Path) -> None:
+    """Make a folder for what comes out in the end, or refuse it, before hours are spent."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"{option} {path}: cannot be used as a folder: {error.strerror}") from None

@@ -24,6 +24,7 @@ from orchard.cli.options import (
     app,
     definition_of,
     listed,
+    make_folder,
     seeds_of,
 )
 
@@ -154,8 +155,8 @@ def compare(
     )
 
     from orchard.comparison import compare as compare_methods
-    from orchard.comparison import parse_contender
     from orchard.display import print_comparison, watched_grid
+    from orchard.grid import parse_contender
     from orchard.methods import BUILT_IN
     from orchard.stopping import stoppable
 
@@ -207,7 +208,7 @@ def reproduce(
     data_dir: DataDir = None,
     workers: Workers = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are kept.")] = RUNS / "paper",
-    results: Annotated[Path | None, typer.Option(help="Also keep the figures in a small file in this folder.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Also keep the outcome in a small file in this folder.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Re-measure a table of the paper, or draw its figures; can be interrupted and repeated."""
@@ -220,14 +221,16 @@ def reproduce(
 
     table: Table = "table2" if part is PaperPart.table2 else "table1"
     own = {"data_dir": data_dir, "workers": workers}
-    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own)
+    if results:
+        make_folder("--results", results)
+    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own, tune)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
-        found = reproduce_table(task, watcher, stop, tune=tune)
-    print_reproduction(found)
+        found, folders = reproduce_table(task, watcher, stop)
     if results:
         typer.echo(f"kept in {found.write(results)}", err=True)
+    print_reproduction(found)
     if part is PaperPart.figures:
-        for file in write_figures(task.folders(), Path("figures") / found.name, "pdf"):
+        for file in write_figures(folders, Path("figures") / found.name, "pdf"):
             typer.echo(f"drawn in {file}")
 
 

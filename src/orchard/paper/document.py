@@ -6,10 +6,12 @@ Each `results/<table>.json` gives a section; a `.md` of the same name beside it 
 `results/introduction.md` comes first, `results/not-run.md` last.
 """
 
+import re
 import sys
 from pathlib import Path
 
-from orchard.paper.reproduce import Reproduction, claims, table_rows
+from orchard.paper.claims import claims, table_rows
+from orchard.paper.reproduce import Reproduction
 
 TITLES = {"table1": "Table 1", "table2": "Table 2, limited downloads"}
 
@@ -23,29 +25,31 @@ def document(folder: Path) -> str:
 
 def _section(found: Reproduction, folder: Path) -> str:
     seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"
-    shared, made = found.shared, found.environment
+    shared = found.shared
+    made = {name: " and ".join(map(_shortened, values)) for name, values in found.environment.items()}
     how = (
         f"{seeds}; {shared['clients']} clients, {shared['rounds']} rounds of {shared['epochs']} epochs, "
         f"{shared['fraction']:.0%} of the training data; torch {made['torch']}, {made['cpu']}, "
-        f"{made['cores']} cores; code {made['code']}."
+        f"{made['cores']} cores; code {made['code']}, commit {made['git_commit']}."
     )
-    seeded = "" if found.seeds == [42] else f" --seeds {','.join(map(str, found.seeds))}"
-    command = (
-        f"orchard reproduce {found.table} --dataset {found.dataset} --partition {found.partition} "
-        f"--scale {found.scale}{seeded}"
-    )
+    title = f"{found.dataset}, {found.partition}: {TITLES[found.table]}{', tuned' if found.tuned else ''}"
     return "\n\n".join(
         part
         for part in (
-            f"## {found.dataset}, {found.partition}: {TITLES[found.table]}",
+            f"## {title}",
             f"BMCTA in %. Scale `{found.scale}`; {how}",
-            f"    {command}",
+            f"    {found.command}",
             _markdown(table_rows(found)),
             "\n".join(f"- {claim}" for claim in claims(found)),
             _text(folder / f"{found.name}.md"),
         )
         if part
     )
+
+
+def _shortened(value: object) -> str:
+    """Return a value as text, and a commit by the beginning of its name."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", str(value))
 
 
 def _markdown(rows: list[list[str]]) -> str:

@@ -18,31 +18,34 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from orchard.catalogue import CATALOGUE
-from orchard.comparison import Contender
+from orchard.errors import Refusal
 from orchard.experiment import Experiment, load_experiment
+from orchard.grid import Contender
 from orchard.methods import method_settings
+from orchard.settings import nearest
 
 Scale = Literal["smoke", "desk", "paper"]
 Table = Literal["table1", "table2"]
 SplitName = Literal["pathological", "practical"]
 
 SCALES: Mapping[Scale, Mapping[str, Any]] = {
-    "smoke": {"fraction": 0.02, "rounds": 2, "epochs": 1},
+    "smoke": {"fraction": 0.1, "rounds": 4, "epochs": 1},
     "desk": {"fraction": 0.2, "rounds": 100},
     "paper": {},
 }
 EMBEDDED: Mapping[str, Any] = {"fraction": 1.0, "clients": 4, "batch_size": 16}
 """The embedded digits are too few for twelve clients, for large batches, or for a part of them."""
 
-WITHOUT_PENALTY = "apple, μ = 0"
+WITHOUT_PENALTY = "apple (μ = 0)"
 ROWS = ("separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo")
 BUDGETS = (11, 7, 5, 2, 1)
 
 
 def base_experiment(dataset: str, partition: SplitName, scale: Scale, **settings: Any) -> Experiment:
     """Return what all runs of a table share."""
-    embedded = dataset in CATALOGUE and not CATALOGUE[dataset].files
-    own = EMBEDDED if embedded else {}
+    if dataset not in CATALOGUE:
+        raise Refusal(f"dataset = {dataset!r}: no known dataset; {nearest(dataset, list(CATALOGUE))}")
+    own = {} if CATALOGUE[dataset].files else EMBEDDED
     paper = {"clients": 12, "rounds": 160, "epochs": 5, "batch_size": 256, "lr": 0.01}
     values = {**paper, **SCALES[scale], **own, "dataset": dataset, "partition": partition, **settings}
     return load_experiment(overrides=values)
@@ -81,7 +84,7 @@ def apple_parameters(dataset: str, partition: str) -> dict[str, Any]:
 def published(table: Table, dataset: str, partition: str) -> dict[str, float]:
     """Return the paper's BMCTA by row, as shares; nothing for a dataset that it does not use."""
     cells = _published_tables()[table][partition].get(dataset, {})
-    return {label: value / 100 for label, value in cells.items()}
+    return {label: round(value / 100, 4) for label, value in cells.items()}
 
 
 @cache

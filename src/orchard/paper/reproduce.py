@@ -1,40 +1,54 @@
-"""A table of the paper beside ours: published value, measured value, difference, and which of its claims hold."""
+"""A table of the paper re-measured: the runs that it needs, and what they gave beside what was published."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from orchard.checkpoints import write_durably
-from orchard.comparison import Row, Spread, Watcher, compare, grid_folders
-from orchard.environment import environment
+from orchard.comparison import Spread
+from orchard.errors import Refusal
 from orchard.experiment import Experiment
-from orchard.paper.protocol import (
-    WITHOUT_PENALTY,
-    Scale,
-    SplitName,
-    Table,
-    base_experiment,
-    contenders,
-    published,
-)
+from orchard.grid import Contender, Measured, Watcher, run_grid
+from orchard.paper.protocol import Scale, SplitName, Table, base_experiment, contenders, published
 from orchard.paper.tuning import tuned
 from orchard.runs import Stop
 
-NOT_PERSONALISED = ("separate", "fedavg")
+MADE_WITH = ("orchard", "code", "git_commit", "python", "torch", "numpy", "system", "cpu", "cores", "device")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a row gave with one seed: mean client test accuracies, as shares."""
+
+    seed: int
+    bmcta: float
+    last: float
+    validation_selected: float
+    seconds: float
+    curve: list[float]
+    """Round by round."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of a table: what the paper says and what we measured, as shares; deviations over seeds."""
+    """One row of a table: what the paper says and what we measured."""
 
     label: str
     published: float | None
-    bmcta: Spread
-    last: Spread
-    validation_selected: Spread
     parameters: Mapping[str, Any]
+    runs: list[Run]
+
+    def over_seeds(self, figure: str) -> Spread:
+        """Return one of the runs' figures over seeds."""
+        return Spread.of([getattr(run, figure) for run in self.runs])
+
+    @property
+    def bmcta(self) -> Spread:
+        """Ours."""
+        return self.over_seeds("bmcta")
 
     @property
     def difference(self) -> float | None:
@@ -50,30 +64,43 @@ class Reproduction:
     dataset: str
     partition: str
     scale: Scale
+    tuned: bool
     seeds: list[int]
     cells: list[Cell]
     shared: Mapping[str, Any]
     """What defines the runs, but for what is each row's own."""
-    environment: Mapping[str, Any]
+    environment: Mapping[str, Sequence[Any]]
+    """What the runs were made with; several values where they differ."""
 
     @property
     def name(self) -> str:
         """A name for files."""
-        return f"{self.table}-{self.dataset}-{self.partition}-{self.scale}"
+        return f"{self.table}-{self.dataset}-{self.partition}-{self.scale}{'-tuned' if self.tuned else ''}"
+
+    @property
+    def command(self) -> str:
+        """What measures it again."""
+        what = f"{self.table} --dataset {self.dataset} --partition {self.partition} --scale {self.scale}"
+        seeds = "" if self.seeds == [42] else f" --seeds {','.join(map(str, self.seeds))}"
+        return f"orchard reproduce {what}{seeds}{' --tune' if self.tuned else ''} --results results"
 
     def write(self, folder: Path) -> Path:
         """Keep all of it in a small file."""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
-        write_durably(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        flat = re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_durably(path, flat + "\n")
+        except OSError as error:
+            raise Refusal(f"{path}: cannot be written: {error.strerror or error}") from None
         return path
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read it back."""
         kept = json.loads(path.read_text("utf-8"))
-        spreads = ("bmcta", "last", "validation_selected")
-        cells = [Cell(**{**cell, **{name: Spread(**cell[name]) for name in spreads}}) for cell in kept.pop("cells")]
+        cells = [Cell(**{**cell, "runs": [Run(**run) for run in cell["runs"]]}) for cell in kept.pop("cells")]
         return cls(cells=cells, **kept)
 
 
@@ -89,74 +116,53 @@ class Task:
     root: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What else the runs share, e.g. where the data are."""
-
-    def base(self) -> Experiment:
-        """Return what the runs share."""
-        return base_experiment(self.dataset, self.partition, self.scale, **self.settings)
-
-    def folders(self) -> list[Path]:
-        """Return the folders of the runs that are there."""
-        base = self.base()
-        return grid_folders(base, contenders(self.table, base), self.seeds, self.root)
+    tune: bool = False
 
 
-def reproduce(task: Task, watcher: Watcher, stop: Stop | None = None, *, tune: bool = False) -> Reproduction:
-    """Run what a table needs and is not yet there; put it beside what was published."""
-    base = task.base()
+def reproduce(task: Task, watcher: Watcher, stop: Stop | None = None) -> tuple[Reproduction, list[Path]]:
+    """Run what a table needs and is not yet there; return it beside what was published, and the runs' folders."""
+    base = base_experiment(task.dataset, task.partition, task.scale, **task.settings)
     rows = contenders(task.table, base)
-    if tune:
+    if task.tune:
         rows = tuned(base, rows, task.seeds[0], task.root, watcher, stop)
-    comparison = compare(base, rows, task.seeds, task.root, watcher, stop)
+    measured = run_grid(base, rows, task.seeds, task.root, watcher, stop)
+    return _reproduction(task, base, rows, measured), list(dict.fromkeys(run.folder.path for run in measured.values()))
+
+
+def _reproduction(
+    task: Task, base: Experiment, rows: Sequence[Contender], measured: Mapping[tuple[str, int], Measured]
+) -> Reproduction:
+    """Put what was measured beside what was published."""
     theirs = published(task.table, task.dataset, task.partition)
-    own = {row.label: {**row.settings.model_dump(), **row.changes} for row in rows}
-    cells = [_cell(row, theirs.get(row.label), own[row.label]) for row in comparison.rows]
+    cells = [
+        Cell(
+            row.label,
+            theirs.get(row.label),
+            {**row.settings.model_dump(), **row.changes},
+            [_run(seed, measured[row.label, seed]) for seed in task.seeds],
+        )
+        for row in rows
+    ]
     shared = base.model_dump(mode="json", exclude={"method", "out", "data_dir", "seed", "workers"}, exclude_none=True)
-    made = {key: value for key, value in environment(base).items() if key not in ("started", "rounds")}
-    return Reproduction(task.table, task.dataset, task.partition, task.scale, task.seeds, cells, shared, made)
+    abouts = [run.folder.read("environment.json") for run in measured.values()]
+    made = _together(leg for about in abouts for leg in (about, *about.get("resumed", [])))
+    what = (task.table, task.dataset, task.partition, task.scale, task.tune, task.seeds)
+    return Reproduction(*what, cells, shared, made)
 
 
-def _cell(row: Row, theirs: float | None, parameters: Mapping[str, Any]) -> Cell:
-    return Cell(row.label, theirs, row.bmcta, row.last, row.validation_selected, parameters)
+def _run(seed: int, run: Measured) -> Run:
+    figures = run.figures
+    return Run(
+        seed=seed,
+        bmcta=figures.best.accuracy,
+        last=figures.last.accuracy,
+        validation_selected=figures.validation_selected.accuracy,
+        seconds=round(run.result.seconds),
+        curve=[round(accuracy, 5) for accuracy in run.curve],
+    )
 
 
-def claims(found: Reproduction) -> list[str]:
-    """Say which of the paper's claims hold in what was measured."""
-    ours = {cell.label: cell.bmcta.mean for cell in found.cells}
-    return _claims_of_methods(ours) if found.table == "table1" else _claims_of_budgets(ours)
-
-
-def _claims_of_methods(ours: Mapping[str, float]) -> list[str]:
-    apple = max(ours[WITHOUT_PENALTY], ours["apple"])
-    others = {label: value for label, value in ours.items() if label not in (WITHOUT_PENALTY, "apple")}
-    rival = max(others, key=lambda label: others[label])
-    lead = 100 * (apple - others[rival])
-    first = f"APPLE first? {_yes(lead > 0)}: {lead:+.2f} points to the best other, {rival}."
-    below = [label for label in ours if label not in NOT_PERSONALISED and ours[label] <= ours["fedavg"]]
-    listed = f"; not so: {', '.join(below)}" if below else ""
-    return [first, f"Every personalised method above FedAvg? {_yes(not below)}{listed}."]
-
-
-def _claims_of_budgets(ours: Mapping[str, float]) -> list[str]:
-    numbers = sorted({int(label.rpartition("-")[2]) for label in ours}, reverse=True)
-    lines = []
-    for method in ("apple", "fedfomo"):
-        change = 100 * (ours[f"{method}-{numbers[-1]}"] - ours[f"{method}-{numbers[0]}"])
-        lines.append(f"{method}: M = {numbers[-1]} is {change:+.2f} points from M = {numbers[0]}.")
-    below = [str(m) for m in numbers if ours[f"apple-{m}"] <= ours[f"fedfomo-{m}"]]
-    listed = f"; not at M = {', '.join(below)}" if below else ""
-    return [*lines, f"APPLE above FedFomo at every budget? {_yes(not below)}{listed}."]
-
-
-def _yes(holds: bool) -> str:
-    return "Yes" if holds else "No"
-
-
-def table_rows(found: Reproduction) -> list[list[str]]:
-    """Return the table as people read it, headings first; accuracies in %."""
-    rows = [["method", "published", "ours", "difference", "last round", "by validation"]]
-    for cell in found.cells:
-        theirs = "–" if cell.published is None else f"{100 * cell.published:.2f}"
-        apart = "–" if cell.difference is None else f"{100 * cell.difference:+.2f}"
-        ours, last, chosen = (str(spread) for spread in (cell.bmcta, cell.last, cell.validation_selected))
-        rows.append([cell.label, theirs, ours, apart, last, chosen])
-    return rows
+def _together(environments: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return what runs were made with, each value once."""
+    every = list(environments)
+    return {name: list(dict.fromkeys(one.get(name) for one in every)) for name in MADE_WITH}
