@@ -39,8 +39,10 @@ class HeurFedAMP(MethodSettings):
 
     def check(self, experiment: Experiment) -> None:
         """Refuse a pull on which SGD diverges in some round: it grows tenfold every 30."""
-        strongest = max(experiment.learning_rate(r) * self.pull(r) for r in range(experiment.rounds))
-        refuse_divergence("lam", self.lam, strongest, "lr × lam / α_k in the worst round")
+        strengths = [experiment.learning_rate(r) * self.pull(r) for r in range(experiment.rounds)]
+        strongest = max(strengths)
+        where = f"in round {strengths.index(strongest) + 1} of {experiment.rounds}"
+        refuse_divergence("lam", self.lam, strongest, f"lr × lam / α_k, tenfold every 30 rounds, {where}")
 
     def pull(self, round: int) -> float:
         """λ/α_k."""
