@@ -84,7 +84,9 @@ class SmallFederation:
         data = small_data(self.experiment, shape=shape)
         self.federation = federation_of(self.experiment, data)
         method, n = self.experiment.method, self.federation.clients
-        self.sites = [Site(i, self.experiment, data.clients[i], self.federation.network()) for i in range(n)]
+        like = self.federation.network().vector
+        held = [client.beside(like) for client in data.clients]
+        self.sites = [Site(i, self.experiment, held[i], self.federation.network()) for i in range(n)]
         self.clients: list[Client] = [method.client(i, self.federation) for i in range(n)]
         self.server: Server = method.server(self.federation)
 

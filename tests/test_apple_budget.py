@@ -88,6 +88,18 @@ def test_uniform_choice_ignores_relationships_and_history() -> None:
     assert [drawn[j] / 3000 for j in (1, 2, 3)] == pytest.approx([1 / 3] * 3, abs=0.04)
 
 
+def test_chance_is_another_one_in_every_round_and_for_every_client() -> None:
+    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    choices = []
+    for i in range(4):
+        client = Apple(budget=1).client(i, federation)
+        others = [j for j in range(4) if j != i]
+        client.downloaded = frozenset(others)
+        choices.append([others.index(*client.wants(r)) for r in range(30)])
+        assert set(choices[-1]) == {0, 1, 2}
+    assert len({tuple(choice) for choice in choices}) == 4
+
+
 def test_huge_relationships_do_not_overflow_the_choice() -> None:
     federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
     client = Apple(budget=2).client(0, federation)

@@ -30,6 +30,13 @@ def test_digits_are_28_by_28_and_split_by_class() -> None:
     assert per_class.max() <= 36
 
 
+def test_validation_is_drawn_from_all_that_a_client_holds() -> None:
+    experiment = load_experiment(overrides={"partition": "iid", "clients": 4})
+    for client in deal(load_dataset(experiment), experiment).clients:
+        assert len(client.train.y) == int(0.85 * (len(client.train.y) + len(client.validation.y)))
+        assert len(set(client.validation.y.tolist())) >= 9
+
+
 def test_scaling_is_to_minus_one_and_one() -> None:
     label = np.zeros(1, np.int64)
     grey = image_samples(Part(np.array([[[0, 255], [51, 102]]], dtype=np.uint8), label), size=2)

@@ -115,11 +115,24 @@ def test_the_proximal_gradient_is_inside_the_momentum() -> None:
     torch.testing.assert_close(client.personalised(), w1 - lr * v, rtol=1e-5, atol=1e-7)
 
 
+def tuned_after_two_rounds(**parameters: object) -> Tensor:
+    federation = SmallFederation(method=method("fedavg-ft", **parameters), lr_decay=0.5).run(2)
+    models = []
+    for i, client in enumerate(federation.clients):
+        client.receive(federation.sites[i], Reply(2, federation.server.reply(i, client.wants(2))))
+        models.append(client.fine_tuned(federation.sites[i], 2))
+    return torch.stack([model for model in models if model is not None])
+
+
 def test_no_tuning_at_all_is_fedavg() -> None:
+    fedavg = SmallFederation(method="fedavg", lr_decay=0.5).run(2).global_model()
+    assert all(torch.equal(model, fedavg) for model in tuned_after_two_rounds(tuning_epochs=0))
     assert np.array_equal(accuracies("fedavg-ft", "tuned", tuning_epochs=0), accuracies("fedavg", "exchanged"))
 
 
 def test_tuning_after_a_round_is_local_training_of_the_next() -> None:
+    local_models = SmallFederation(method="fedavg-local", lr_decay=0.5).run(3).models()
+    assert torch.equal(tuned_after_two_rounds(), local_models)
     tuned, local = accuracies("fedavg-ft", "tuned"), accuracies("fedavg-local", "trained")
     assert np.array_equal(tuned[:-1], local[1:])
     assert not np.isnan(tuned[-1]).any()

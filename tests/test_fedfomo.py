@@ -170,6 +170,16 @@ def test_fedfomo_explores_early_and_then_takes_the_best() -> None:
     assert ties.count((1,)) / 500 == pytest.approx(0.5, abs=0.1)
 
 
+def test_ties_are_drawn_anew_in_every_round_and_by_every_client() -> None:
+    federation = SmallFederation(method=method("fedfomo", budget=1))
+    choices = []
+    for i, client in enumerate(fomo_clients(federation)):
+        others = [j for j in range(4) if j != i]
+        choices.append([others.index(*client.wants(r)) for r in range(6, 36)])
+        assert set(choices[-1]) == {0, 1, 2}
+    assert len({tuple(choice) for choice in choices}) == 4
+
+
 def test_a_candidate_that_overflows_is_worth_nothing_and_spoils_nothing() -> None:
     federation = SmallFederation(method="fedfomo").run(1)
     client, site = fomo_clients(federation)[1], federation.sites[1]

@@ -103,7 +103,18 @@ def test_what_holds_for_every_partition(partition: PartitionSettings, classes: i
         count = int((labels == k).sum())
         given_out = [int((labels[part] == k).sum()) for part in parts]
         assert given_out == [int(share * count) for share in matrix[k]]
-        assert count * held[k] - sum(given_out) in range(clients + 1)  # the remainder is left out
+        assert count * held[k] - sum(given_out) in range(clients + 1)  # left out; rounding may cost one more
+
+
+def test_who_gets_which_sample_of_a_class_is_drawn() -> None:
+    labels = np.zeros(100, dtype=np.int64)
+    halves = [assign(labels, np.full((1, 2), 0.5), seed, purpose)[0] for seed, purpose in DRAWS]
+    assert all(len(half) == 50 for half in halves)
+    assert len({tuple(sorted(half)) for half in halves}) == len(DRAWS)
+    assert all(10 < (half < 50).sum() < 40 for half in halves)
+
+
+DRAWS = [(0, "train"), (1, "train"), (0, "test")]
 
 
 @given(fraction=st.floats(0.01, 1), seed=st.integers(0, 1000))

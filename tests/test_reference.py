@@ -1,0 +1,220 @@
+"""Every method against a second implementation of it: NumPy, float64, a linear model, gradients by hand.
+
+Several rounds with momentum, decay, unequal clients and last batches that are smaller. The order of samples is
+Orchard's, and so is the choice of what to download; all else is written from the equations.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from helpers import SmallFederation, method
+from orchard.methods.apfl import APFLClient
+from orchard.methods.apple import AppleClient
+from orchard.methods.fedfomo import FedFomoClient
+from orchard.methods.heurfedamp import HeurFedAMPServer
+from orchard.randomness import generator
+
+Array = NDArray[np.float64]
+LR, DECAY, MOMENTUM, EPOCHS, BATCH, ROUNDS = 0.3, 0.9, 0.9, 3, 8, 6
+
+
+def linear() -> nn.Module:
+    return nn.Linear(6, 3).double()
+
+
+def federation(name: str, **parameters: Any) -> SmallFederation:
+    rounds = parameters.pop("rounds", ROUNDS)
+    settings = {"clients": 5, "rounds": rounds, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "lr_decay": DECAY}
+    return SmallFederation(model=linear, method=method(name, **parameters), **settings)
+
+
+@dataclass
+class Clients:
+    """What the second implementation works on."""
+
+    seed: int
+    train: list[tuple[Array, NDArray[np.int64]]]
+    validation: list[tuple[Array, NDArray[np.int64]]]
+
+    @property
+    def shares(self) -> Array:
+        sizes = [len(y) for _, y in self.train]
+        return np.array(sizes, dtype=np.float64) / sum(sizes)
+
+    def batches(self, i: int, r: int) -> Iterator[tuple[Array, NDArray[np.int64]]]:
+        x, y = self.train[i]
+        for epoch in range(EPOCHS):
+            order = generator(self.seed, "batches", i, r, epoch).permutation(len(y))
+            for start in range(0, len(y), BATCH):
+                rows = order[start : start + BATCH]
+                yield x[rows], y[rows]
+
+    def descend(self, w: Array, i: int, r: int, centre: Array | None = None, pull: float = 0.0) -> Array:
+        velocity = np.zeros_like(w)
+        for x, y in self.batches(i, r):
+            g = slope(w, x, y) + (0 if centre is None else pull * (w - centre))
+            velocity = MOMENTUM * velocity + g
+            w = w - LR * DECAY**r * velocity
+        return w
+
+
+def clients_of(small: SmallFederation) -> Clients:
+    parts = [[(part.x.numpy(), part.y.numpy()) for part in (s.data.train, s.data.validation)] for s in small.sites]
+    return Clients(small.experiment.seed, [p[0] for p in parts], [p[1] for p in parts])
+
+
+def likelihoods(w: Array, x: Array) -> Array:
+    scores = x @ w[:18].reshape(3, 6).T + w[18:]
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    likelihood: Array = powers / powers.sum(1, keepdims=True)
+    return likelihood
+
+
+def loss(w: Array, x: Array, y: NDArray[np.int64]) -> float:
+    return float(-np.log(likelihoods(w, x)[np.arange(len(y)), y]).mean())
+
+
+def slope(w: Array, x: Array, y: NDArray[np.int64]) -> Array:
+    excess = (likelihoods(w, x) - np.eye(3)[y]) / len(y)
+    return np.concatenate([(excess.T @ x).ravel(), excess.sum(0)])
+
+
+def numbers(tensors: Any) -> Array:
+    return torch.stack(list(tensors)).numpy()
+
+
+def equal(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("scheduler", ["cos", "exp"])
+@pytest.mark.parametrize("budget", [None, 1, 2])
+def test_apple(budget: int | None, scheduler: str) -> None:
+    eta, mu, length = 0.05, 2.0, int(ROUNDS * 0.7)
+    own = {"relationship_lr": eta, "mu": mu, "scheduler": scheduler, "scheduler_fraction": 0.7, "budget": budget}
+    small = federation("apple", **own)
+    clients, n = clients_of(small), 5
+    cores = [small.federation.initial_core(j).numpy().copy() for j in range(n)]
+    copies = [list(cores) for _ in range(n)]
+    p = [clients.shares.copy() for _ in range(n)]
+    for r in range(ROUNDS):
+        fading = (math.cos(math.pi * r / length) + 1) / 2 if scheduler == "cos" else 10 ** (-3 * r / length)
+        strength = mu * fading if r < length else 0.0
+        for i, client in enumerate(small.clients):
+            for j in client.wants(r):
+                copies[i][j] = cores[j]
+        trained = []
+        for i in range(n):
+            core, core_velocity, p_velocity = copies[i][i], np.zeros(21), np.zeros(n)
+            for x, y in clients.batches(i, r):
+                models = np.stack([core if j == i else copies[i][j] for j in range(n)])
+                g = slope(p[i] @ models, x, y)
+                core_velocity = MOMENTUM * core_velocity + p[i][i] * g
+                p_velocity = MOMENTUM * p_velocity + models @ g + strength * (p[i] - clients.shares)
+                core = core - LR * DECAY**r * core_velocity
+                p[i] = p[i] - eta * DECAY**r * p_velocity
+            copies[i][i] = core
+            trained.append(core)
+        cores = trained
+        answers = small.round(r)
+        equal(numbers(answer.upload.vector for answer in answers if answer.upload), cores)
+        equal(numbers(client.relationships for client in small.clients if isinstance(client, AppleClient)), p)
+        equal(small.models().numpy(), [p[i] @ np.stack(copies[i]) for i in range(n)])
+
+
+@pytest.mark.parametrize("budget", [None, 2])
+def test_fedfomo(budget: int | None) -> None:
+    small = federation("fedfomo", budget=budget)
+    clients, n = clients_of(small), 5
+    start = small.federation.initial_model().numpy().copy()
+    base, models, affinity = [start] * n, [start] * n, 0.1 * np.eye(n)
+    worse = 0
+    for r in range(ROUNDS):
+        for i, client in enumerate(small.clients):
+            if r == 0:
+                continue
+            worth = np.zeros(n)
+            for j in (*client.wants(r), i):
+                gain = loss(base[i], *clients.validation[i]) - loss(models[j], *clients.validation[i])
+                worth[j] = gain / (np.linalg.norm(models[j] - base[i]) + 1e-8)
+            affinity[i] += worth / abs(worth.sum())
+            worse += int((worth < 0).sum())
+            positive = worth.clip(min=0)
+            if positive.any():
+                base[i] = positive / positive.sum() @ np.stack(models)
+        models = [clients.descend(base[i], i, r) for i in range(n)]
+        small.round(r)
+        equal(small.models().numpy(), models)
+        for client, row in zip(small.clients, affinity, strict=True):
+            assert isinstance(client, FedFomoClient)
+            if budget:
+                equal(client.affinity, row)
+    assert worse, "else nobody would notice if what is worse than the base counted for nothing"
+
+
+def test_heurfedamp_until_its_pull_has_grown_twice() -> None:
+    rounds, n, sigma, lam = 62, 5, 3.0, 200.0
+    small = federation("heurfedamp", sigma=sigma, lam=lam, self_weight=0.3, rounds=rounds)
+    clients = clients_of(small)
+    models = np.stack([small.federation.initial_model().numpy()] * n)
+    for r in range(rounds):
+        starts = models
+        if r:
+            unit = models / np.linalg.norm(models, axis=1, keepdims=True)
+            weights = np.exp(sigma * unit @ unit.T)
+            np.fill_diagonal(weights, 0)
+            weights *= 0.7 / weights.sum(1, keepdims=True)
+            np.fill_diagonal(weights, 0.3)
+            assert isinstance(small.server, HeurFedAMPServer)
+            equal(small.server.weights.numpy(), weights)
+            starts = weights @ models
+        pull = lam / (1e4 * 0.1 ** (r // 30))
+        models = np.stack([clients.descend(starts[i], i, r, starts[i], pull) for i in range(n)])
+        small.round(r)
+        equal(small.models().numpy(), models)
+
+
+def test_apfl() -> None:
+    small = federation("apfl")
+    clients, n = clients_of(small), 5
+    shared = small.federation.initial_model().numpy().copy()
+    private, alpha = [shared] * n, [0.5] * n
+    for r in range(ROUNDS):
+        lr, copies = LR * DECAY**r, []
+        for i in range(n):
+            w, v, w_velocity, v_velocity = shared, private[i], np.zeros(21), np.zeros(21)
+            used = alpha[i]
+            for step, (x, y) in enumerate(clients.batches(i, r)):
+                g = slope(used * v + (1 - used) * w, x, y)
+                moved = float(np.clip(used - lr * (v - w) @ g, 0, 1)) if step == 0 else used
+                w_velocity = MOMENTUM * w_velocity + slope(w, x, y)
+                v_velocity = MOMENTUM * v_velocity + used * g
+                w, v, used = w - lr * w_velocity, v - lr * v_velocity, moved
+            copies.append(w)
+            private[i], alpha[i] = v, used
+        shared = clients.shares @ np.stack(copies)
+        small.round(r)
+        equal([client.alpha.item() for client in small.clients if isinstance(client, APFLClient)], alpha)
+        equal(small.models().numpy(), [alpha[i] * private[i] + (1 - alpha[i]) * copies[i] for i in range(n)])
+        equal(small.global_model().numpy(), shared)
+
+
+@pytest.mark.parametrize(("name", "mu"), [("fedavg-local", 0.0), ("fedprox-ft", 0.7)])
+def test_fedavg_and_fedprox(name: str, mu: float) -> None:
+    small = federation(name, **({"mu": mu} if mu else {}))
+    clients, n = clients_of(small), 5
+    shared = small.federation.initial_model().numpy().copy()
+    for r in range(ROUNDS):
+        copies = np.stack([clients.descend(shared, i, r, shared, mu) for i in range(n)])
+        shared = clients.shares @ copies
+        small.round(r)
+        equal(small.models().numpy(), copies)
+        equal(small.global_model().numpy(), shared)
