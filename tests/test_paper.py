@@ -14,7 +14,7 @@ from orchard.grid import Contender
 from orchard.methods import method_settings
 from orchard.methods.apple import Apple
 from orchard.paper import tuning
-from orchard.paper.claims import claims, table_rows
+from orchard.paper.claims import claims, course_rows, table_rows
 from orchard.paper.document import document
 from orchard.paper.protocol import ROWS, WITHOUT_PENALTY, apple_parameters, base_experiment, contenders, published
 from orchard.paper.reproduce import Cell, Reproduction, Run
@@ -122,6 +122,15 @@ def test_a_table_is_kept_read_back_and_written_down(tmp_path: Path) -> None:
     assert "; code abc and def, commit 123.\n" in text
     assert "    orchard reproduce table1 --dataset mnist --partition practical --scale desk --seeds 1,2 " in text
     assert text.endswith("It is so because of this.\n")
+
+
+def test_the_course_of_a_table_by_hand() -> None:
+    found = made({"separate": 0.5, "fedavg": 0.7})
+    assert course_rows(found) == [["after rounds", "1", "2"], ["separate", "20.0", "40.0"], ["fedavg", "20.0", "40.0"]]
+    curve = [number / 200 for number in range(1, 101)]
+    longer = [replace(cell, runs=[replace(run, curve=curve) for run in cell.runs]) for cell in found.cells]
+    assert course_rows(replace(found, cells=longer))[0][1:] == ["1", "5", "10", "20", "40", "60", "80", "100"]
+    assert course_rows(replace(found, cells=longer))[1][-2:] == ["40.0", "50.0"]
 
 
 def test_a_tuned_table_says_so_and_what_was_chosen(tmp_path: Path) -> None:

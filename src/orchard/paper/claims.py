@@ -1,6 +1,7 @@
 """A re-measured table as people read it, and which of the paper's claims hold in it."""
 
 from collections.abc import Mapping
+from statistics import mean
 
 from orchard.paper.protocol import WITHOUT_PENALTY
 from orchard.paper.reproduce import Cell, Reproduction
@@ -8,6 +9,7 @@ from orchard.paper.tuning import RATES, searched
 
 APPLE = (WITHOUT_PENALTY, "apple")
 NOT_PERSONALISED = ("separate", "fedavg")
+AFTER = (1, 5, 10, 20, 40, 60, 80, 120)
 
 
 def table_rows(found: Reproduction) -> list[list[str]]:
@@ -22,6 +24,17 @@ def table_rows(found: Reproduction) -> list[list[str]]:
         rows[0].append("chosen")
         for row, cell in zip(rows[1:], found.cells, strict=True):
             row.append(_chosen(cell))
+    return rows
+
+
+def course_rows(found: Reproduction) -> list[list[str]]:
+    """Return how the methods got there: mean client test accuracy after some of the rounds, headings first, in %."""
+    last = min(len(run.curve) for cell in found.cells for run in cell.runs)
+    after = [number for number in AFTER if number < last] + [last]
+    rows = [["after rounds", *map(str, after)]]
+    for cell in found.cells:
+        means = [mean(run.curve[number - 1] for run in cell.runs) for number in after]
+        rows.append([cell.label, *(f"{100 * value:.1f}" for value in means)])
     return rows
 
 

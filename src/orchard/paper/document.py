@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from orchard.paper.claims import claims, table_rows
+from orchard.paper.claims import claims, course_rows, table_rows
 from orchard.paper.reproduce import Reproduction
 
 TITLES = {"table1": "Table 1", "table2": "Table 2, limited downloads"}
@@ -41,6 +41,7 @@ def _section(found: Reproduction, folder: Path) -> str:
             f"    {found.command}",
             _markdown(table_rows(found)),
             "\n".join(f"- {claim}" for claim in claims(found)),
+            _markdown(course_rows(found)),
             _text(folder / f"{found.name}.md"),
         )
         if part
