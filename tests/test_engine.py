@@ -17,6 +17,7 @@ from orchard.engines.local import LocalEngine
 from orchard.engines.turn import take_turn
 from orchard.errors import RunFailed
 from orchard.experiment import Experiment
+from orchard.folder import RunFolder
 from orchard.methods.apple import Apple, AppleClient, AppleServer
 from orchard.methods.fedfomo import FedFomoClient
 from orchard.results import Result
@@ -196,9 +197,18 @@ class HastyServer(AppleServer):
             self.cores[j].copy_(upload.vector)
 
 
-def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Apple, "server", lambda self, federation: HastyServer(self, federation))
-    with pytest.raises(RunFailed, match="server, round 0: TypeError: HastyServer changes cores in place: replace it"):
+    message = "server, round 0: TypeError: HastyServer changes cores in place: replace it"
+    with pytest.raises(RunFailed, match=message):
+        orchard.run(small_experiment(out=tmp_path / "run"), small_arrays())
+    assert RunFolder(tmp_path / "run").state() == "failed"
+    assert RunFolder(tmp_path / "run").read("summary.json")["error"].startswith(message)
+
+
+def test_a_server_that_replies_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AppleServer, "reply", lambda self, client, wants: None)
+    with pytest.raises(RunFailed, match="server, round 0: AttributeError"):
         orchard.run(small_experiment(), small_arrays())
 
 

@@ -56,7 +56,7 @@ def test_the_models_handed_out_are_those_that_were_measured(name: str) -> None:
         (method("heurfedamp", sigma=-1.0), "method.sigma = -1.0: input should be greater than or equal to 0"),
         (
             method("heurfedamp", lam=1e6),
-            "method.lam = 1e+06: lr × lam / α_k, tenfold every 30 rounds, in round 1 of 3 = 5",
+            "method.lam = 1e+06: lr × lam / α_k in round 1 of 3 (α_k falls tenfold every 30) = 5",
         ),
         (method("fedprox-ft", mu=100.0), "method.mu = 100: lr × mu = 5, but SGD diverges beyond 3.8"),
         (method("fedprox-ft", tuning_epochs=-1), "method.tuning_epochs = -1: input should be greater"),

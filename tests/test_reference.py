@@ -1,7 +1,7 @@
-"""Every method against a second implementation of it: NumPy, float64, a linear model, gradients by hand.
+"""The methods against a second implementation of them: NumPy, float64, a linear model, gradients by hand.
 
-Several rounds with momentum, decay, unequal clients and last batches that are smaller. The order of samples is
-Orchard's, and so is the choice of what to download; all else is written from the equations.
+Several rounds with momentum, decay, unequal clients and last batches that are smaller. First models, data, the order
+of samples and the choice of what to download are Orchard's; what is done with them is written from the equations.
 """
 
 import math
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from helpers import SmallFederation, method
+from orchard.contract import Reply
 from orchard.methods.apfl import APFLClient
 from orchard.methods.apple import AppleClient
 from orchard.methods.fedfomo import FedFomoClient
@@ -136,7 +137,7 @@ def test_fedfomo(budget: int | None) -> None:
     clients, n = clients_of(small), 5
     start = small.federation.initial_model().numpy().copy()
     base, models, affinity = [start] * n, [start] * n, 0.1 * np.eye(n)
-    worse = 0
+    worse, fallbacks = 0, 0
     for r in range(ROUNDS):
         for i, client in enumerate(small.clients):
             if r == 0:
@@ -148,6 +149,7 @@ def test_fedfomo(budget: int | None) -> None:
             affinity[i] += worth / abs(worth.sum())
             worse += int((worth < 0).sum())
             positive = worth.clip(min=0)
+            fallbacks += not positive.any()
             if positive.any():
                 base[i] = positive / positive.sum() @ np.stack(models)
         models = [clients.descend(base[i], i, r) for i in range(n)]
@@ -158,6 +160,7 @@ def test_fedfomo(budget: int | None) -> None:
             if budget:
                 equal(client.affinity, row)
     assert worse, "else nobody would notice if what is worse than the base counted for nothing"
+    assert fallbacks, "else nobody would notice if they did not go back to their base"
 
 
 def test_heurfedamp_until_its_pull_has_grown_twice() -> None:
@@ -207,14 +210,29 @@ def test_apfl() -> None:
         equal(small.global_model().numpy(), shared)
 
 
-@pytest.mark.parametrize(("name", "mu"), [("fedavg-local", 0.0), ("fedprox-ft", 0.7)])
-def test_fedavg_and_fedprox(name: str, mu: float) -> None:
-    small = federation(name, **({"mu": mu} if mu else {}))
+@pytest.mark.parametrize(("name", "mu"), [("fedavg-ft", 0.0), ("fedprox-ft", 0.7)])
+def test_fedavg_and_fedprox_with_tuning(name: str, mu: float) -> None:
+    small, twin = (federation(name, **({"mu": mu} if mu else {})) for _ in range(2))
     clients, n = clients_of(small), 5
     shared = small.federation.initial_model().numpy().copy()
     for r in range(ROUNDS):
+        for i, client in enumerate(twin.clients):  # which never train
+            client.receive(small.sites[i], Reply(r, small.server.reply(i, client.wants(r))))
+            tuned = client.fine_tuned(small.sites[i], r)
+            assert tuned is not None
+            equal(tuned.numpy(), clients.descend(shared, i, r))
         copies = np.stack([clients.descend(shared, i, r, shared, mu) for i in range(n)])
         shared = clients.shares @ copies
         small.round(r)
         equal(small.models().numpy(), copies)
         equal(small.global_model().numpy(), shared)
+
+
+def test_separate() -> None:
+    small = federation("separate")
+    clients, n = clients_of(small), 5
+    models = [small.federation.initial_model().numpy().copy()] * n
+    for r in range(ROUNDS):
+        models = [clients.descend(models[i], i, r) for i in range(n)]
+        small.round(r)
+        equal(small.models().numpy(), models)

@@ -22,8 +22,8 @@ from orchard.errors import Refusal
 from orchard.experiment import Experiment
 from orchard.layout import readable
 from orchard.listing import listed_runs
-from orchard.paper.claims import claims, table_rows
 from orchard.paper.reproduce import Reproduction
+from orchard.paper.wording import claims, table_rows
 from orchard.results import ClientResult, Result, Selected
 from orchard.rounds import Exchange
 from orchard.runs import Progress as OnExchange

@@ -13,6 +13,10 @@ class RunFailed(Exception):
     """A run that began and could not go on; what was saved stays (exit code 1)."""
 
 
+class ServerFailed(RunFailed):
+    """A run whose server half ended in an error; what clients fail in, an exchange says."""
+
+
 class Stopped(Exception):
     """A run that was asked to stop, and did so after a round (exit code 130)."""
 

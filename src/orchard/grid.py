@@ -5,6 +5,7 @@ asked for again.
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchard.results import Figures, Result
 from orchard.runs import Progress as OnExchange
 from orchard.runs import Stop, load_data, resume, run
 from orchard.settings import explain
+from orchard.training import NotFinite
 
 
 @dataclass(frozen=True)
@@ -85,33 +87,59 @@ def run_grid(
     watcher: Watcher,
     stop: Stop | None = None,
 ) -> dict[tuple[str, int], Measured]:
-    """Return what every contender gave with every seed, by label and seed.
+    """Return what every contender gave with every seed, by label and seed; if a run failed, say so after the others."""
+    measured, failures = attempt_grid(base, contenders, seeds, root, watcher, stop)
+    if failures.reasons:
+        raise RunFailed("\n".join(failures.reasons)) from failures.cause
+    return measured
 
-    A run that fails does not keep the others from being run; then there is no result but an error that names it.
-    """
+
+@dataclass
+class Failures:
+    """What went wrong in a grid: in words, and the first error that somebody has to look into."""
+
+    reasons: list[str] = field(default_factory=list)
+    cause: BaseException | None = None
+
+    def add(self, which: str, failure: RunFailed) -> None:
+        """Take note of a failure, without keeping alive what the run held."""
+        self.reasons.append(f"{which}: {failure}")
+        if self.cause is None and not isinstance(failure.__cause__, NotFinite):
+            self.cause = failure.__cause__
+
+
+def attempt_grid(
+    base: Experiment,
+    contenders: Sequence[Contender],
+    seeds: Sequence[int],
+    root: Path,
+    watcher: Watcher,
+    stop: Stop | None = None,
+) -> tuple[dict[tuple[str, int], Measured], Failures]:
+    """Return what the contenders gave whose runs succeeded, and why others did not."""
     hosts = {contender.label: _host(contender, contenders) for contender in contenders}
     runners = {host.label: host for host, _ in hosts.values()}
     # All experiments are made, and so checked, before the first one runs.
     grid = {(label, seed): _variant(base, runner, seed) for seed in seeds for label, runner in runners.items()}
     watcher.plan(len(grid), base.rounds)
     data = load_data(base)
-    runs, failures = {}, dict[str, RunFailed]()
+    runs, failures = {}, Failures()
     for (label, seed), experiment in grid.items():
         try:
             runs[label, seed] = _finished_or_run(label, experiment, data, root, watcher, stop)
         except RunFailed as failure:
             watcher.fail(label, seed, str(failure))
-            failures[f"{label}, seed {seed}"] = failure
+            failures.add(f"{label}, seed {seed}", failure)
         except Stopped:
-            raise Stopped(f"stopped in {label}, seed {seed}; what was saved is safe; the same again goes on") from None
-    if failures:
-        reasons = "\n".join(f"{which}: {failure}" for which, failure in failures.items())
-        raise RunFailed(reasons) from next(iter(failures.values())).__cause__
-    return {
+            done = f"stopped in {label}, seed {seed}; what was saved is safe; the same again goes on"
+            raise Stopped("\n".join([*failures.reasons, done])) from None
+    measured = {
         (label, seed): Measured(*runs[host.label, seed], moment)
         for label, (host, moment) in hosts.items()
         for seed in seeds
+        if (host.label, seed) in runs
     }
+    return measured, failures
 
 
 def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:
@@ -139,13 +167,14 @@ def _finished_or_run(
     label: str, experiment: Experiment, data: FederatedData, root: Path, watcher: Watcher, stop: Stop | None
 ) -> tuple[RunFolder, Result]:
     found = find_runs(experiment, data.fingerprint(), root)
+    if found["running"] and not found["finished"]:
+        _wait_for(found["running"][0])
+        found = find_runs(experiment, data.fingerprint(), root)
     for folder in found["finished"]:
         result = _whole_result(folder, experiment.rounds)
         if result:
             watcher.end(label, experiment.seed, result, folder.path)
             return folder, result
-    for folder in found["running"]:
-        raise Refusal(f"{folder.path}: another process is running {label}, seed {experiment.seed}; wait for its end")
     progress = watcher.begin(label, experiment.seed)
     resumed = _resumed(found["interrupted"], data, progress, stop)
     if resumed:
@@ -158,13 +187,25 @@ def _finished_or_run(
     return folder, result
 
 
+def _wait_for(folder: RunFolder) -> None:
+    """Let a passing look at a run go by; what another process is running is not run twice."""
+    try:
+        with folder.held():
+            pass
+    except Refusal as busy:
+        raise RunFailed(str(busy)) from None
+
+
 def _whole_result(folder: RunFolder, rounds: int) -> Result | None:
-    """Return a finished run's figures, made from what was measured by the code of today; None if some are lost."""
+    """Return a finished run's figures, summed up anew from what was measured; None if some of it is lost."""
     try:
         result = folder.result()
-    except Refusal:
+        if len(result.rounds) != rounds:
+            raise Refusal(f"{folder.path}: lacks rounds")
+    except Refusal as damage:
+        warnings.warn(f"{damage}; it is run again", ResumeWarning, stacklevel=2)
         return None
-    return result if len(result.rounds) == rounds else None
+    return result
 
 
 def _resumed(
@@ -185,7 +226,7 @@ def find_runs(experiment: Experiment, data: str, root: Path) -> dict[State, list
     One that was extended is not the same: some methods plan by the number of rounds.
     """
     code = code_fingerprint(experiment)
-    found: dict[State, list[RunFolder]] = {"finished": [], "running": [], "interrupted": [], "failed": []}
+    found: dict[State, list[RunFolder]] = defaultdict(list)
     for file in sorted(root.glob("*/environment.json")):
         folder = RunFolder(file.parent)
         try:

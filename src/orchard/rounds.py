@@ -18,7 +18,7 @@ from orchard.contract import (
     versions_kept_by,
 )
 from orchard.engines import Engine
-from orchard.errors import Refusal, RunFailed
+from orchard.errors import Refusal, ServerFailed
 from orchard.experiment import Experiment
 from orchard.vector import give_memory_back
 
@@ -71,7 +71,7 @@ def _exchanged(r: int, server: Server, engine: Engine, wants: Mapping[int, tuple
     versions = versions_kept_by(server)
     with _server_named(r):
         replies = {i: Reply(r, server.reply(i, wanted)) for i, wanted in wants.items()}
-    bytes_down = {i: sum(map(_size, reply.models.values())) for i, reply in replies.items()}
+        bytes_down = {i: sum(map(_size, reply.models.values())) for i, reply in replies.items()}
     answers = engine.exchange(replies)
     del replies
     give_memory_back()  # now that nobody has the models of the last round any more, and before there are new ones
@@ -99,7 +99,7 @@ def _server_named(r: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise RunFailed(f"server, round {r}: {type(error).__name__}: {error}") from error
+        raise ServerFailed(f"server, round {r}: {type(error).__name__}: {error}") from error
 
 
 def _size(vector: Tensor) -> int:

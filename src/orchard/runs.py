@@ -14,7 +14,7 @@ from orchard.contract import Server
 from orchard.data import ClientArrays, FederatedData, federated_data, from_arrays
 from orchard.engines.local import LocalEngine
 from orchard.environment import environment
-from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning, RunFailed, Stopped
+from orchard.errors import NothingToGoOnFrom, Refusal, ResumeWarning, RunFailed, ServerFailed, Stopped
 from orchard.experiment import Experiment
 from orchard.folder import RunFolder
 from orchard.models import find_factory
@@ -147,6 +147,23 @@ def _go_on(
     stop: Stop | None,
 ) -> Result:
     """Run the rounds that are left, and save each."""
+    try:
+        return _through_rounds(parties, folder, wants, first, progress, stop)
+    except ServerFailed as failure:
+        if folder:
+            with folder.on_disk():
+                _write_failed(parties, folder, str(failure))
+        raise
+
+
+def _through_rounds(
+    parties: _Parties,
+    folder: RunFolder | None,
+    wants: Wants,
+    first: int,
+    progress: Progress | None,
+    stop: Stop | None,
+) -> Result:
     engine, server, result = parties.engine, parties.server, parties.result
     stop = stop or (lambda: False)
     stop()
@@ -177,8 +194,7 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
         reasons = "\n".join(failure.reason for failure in exchange.failures())
         if r < experiment.rounds:
             folder.append(result.rounds[-1])
-        state = {"state": "failed", "error": reasons, "rounds": len(result.rounds)}
-        folder.write("summary.json", {**state, **result.description()})
+        _write_failed(parties, folder, reasons)
         return
     worth, measured = result.rounds_worth_keeping(), result.measured_rounds() - 1
     last = {measured} if r == experiment.rounds else set()
@@ -197,6 +213,11 @@ def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Ro
             "unfinished": result.rounds[-1].as_json(),
         }
         folder.write_checkpoint(r + 1, content, worth)
+
+
+def _write_failed(parties: _Parties, folder: RunFolder, reasons: str) -> None:
+    state = {"state": "failed", "error": reasons, "rounds": len(parties.result.rounds)}
+    folder.write("summary.json", {**state, **parties.result.description()})
 
 
 # --- Taking up an interrupted run ---

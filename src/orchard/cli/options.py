@@ -1,6 +1,7 @@
 """The command itself, and the options that several of its parts take."""
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,5 +61,7 @@ def make_folder(option: str, path: Path) -> None:
     """Make a folder for what comes out in the end, or refuse it, before hours are spent."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise Refusal(f"{option} {path}: cannot be used as a folder: {error.strerror}") from None
+        raise Refusal(f"{option} {path}: cannot be written: {error.strerror}") from None

@@ -201,7 +201,7 @@ def reproduce(
     ],
     partition: Annotated[PaperSplit, typer.Option(help="Which of the paper's splits.")] = PaperSplit.practical,
     scale: Annotated[
-        PaperScale, typer.Option(help="smoke: a minute; desk: 20 % of the data, 100 rounds; paper: all of it.")
+        PaperScale, typer.Option(help="smoke: a minute or two; desk: 20 % of the data, 100 rounds; paper: all of it.")
     ] = PaperScale.desk,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
     tune: Annotated[bool, typer.Option("--tune", help="Choose parameters by a grid on validation accuracy.")] = False,
@@ -221,14 +221,17 @@ def reproduce(
 
     table: Table = "table2" if part is PaperPart.table2 else "table1"
     own = {"data_dir": data_dir, "workers": workers}
+    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own, tune)
+    task.base()  # what cannot be run is refused before there is a folder
     if results:
         make_folder("--results", results)
-    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own, tune)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         found, folders = reproduce_table(task, watcher, stop)
-    if results:
-        typer.echo(f"kept in {found.write(results)}", err=True)
-    print_reproduction(found)
+    try:
+        if results:
+            typer.echo(f"kept in {found.write(results)}", err=True)
+    finally:
+        print_reproduction(found)
     if part is PaperPart.figures:
         for file in write_figures(folders, Path("figures") / found.name, "pdf"):
             typer.echo(f"drawn in {file}")

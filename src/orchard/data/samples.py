@@ -121,8 +121,7 @@ def _scaled_and_resized(pixels: NDArray[np.uint8], size: int) -> Tensor:
     if pixels.shape[2:] == (size, size):
         return _scaled(pixels)
     starts = range(0, len(pixels), AT_ONCE)
-    blocks = (resized(_scaled(pixels[start : start + AT_ONCE]), size) for start in starts)
-    return torch.cat([block.clamp_(-1, 1) for block in blocks])  # an average of equal pixels may round beyond
+    return torch.cat([resized(_scaled(pixels[start : start + AT_ONCE]), size) for start in starts])
 
 
 def _scaled(pixels: NDArray[np.uint8]) -> Tensor:
@@ -135,11 +134,12 @@ def _scaled(pixels: NDArray[np.uint8]) -> Tensor:
 
 
 def resized(x: Tensor, size: int) -> Tensor:
-    """Bring images, n×c×h×w, to size×size; shrinking averages all pixels, as it does for images in folders."""
+    """Bring images in [−1, 1], n×c×h×w, to size×size; shrinking averages all pixels, as it does for files."""
     if x.shape[2:] == (size, size):
         return x
     shrinks = max(x.shape[2:]) > size
-    return functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=shrinks)
+    x = functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=shrinks)
+    return x.clamp_(-1, 1)  # a mean of equal pixels may round beyond
 
 
 def refuse_mixed_shapes(parts: Sequence[Samples], place: str) -> None:

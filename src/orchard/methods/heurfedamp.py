@@ -42,7 +42,7 @@ class HeurFedAMP(MethodSettings):
         strengths = [experiment.learning_rate(r) * self.pull(r) for r in range(experiment.rounds)]
         strongest = max(strengths)
         where = f"in round {strengths.index(strongest) + 1} of {experiment.rounds}"
-        refuse_divergence("lam", self.lam, strongest, f"lr × lam / α_k, tenfold every 30 rounds, {where}")
+        refuse_divergence("lam", self.lam, strongest, f"lr × lam / α_k {where} (α_k falls tenfold every 30)")
 
     def pull(self, round: int) -> float:
         """λ/α_k."""

@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from orchard.paper.claims import claims, course_rows, table_rows
 from orchard.paper.reproduce import Reproduction
+from orchard.paper.wording import claims, course_rows, table_rows
 
 TITLES = {"table1": "Table 1", "table2": "Table 2, limited downloads"}
 
@@ -27,10 +27,11 @@ def _section(found: Reproduction, folder: Path) -> str:
     seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"
     shared = found.shared
     made = {name: " and ".join(map(_shortened, values)) for name, values in found.environment.items()}
+    commit = f", commit {made['git_commit']}" if any(found.environment["git_commit"]) else ""
     how = (
         f"{seeds}; {shared['clients']} clients, {shared['rounds']} rounds of {shared['epochs']} epochs, "
         f"{shared['fraction']:.0%} of the training data; torch {made['torch']}, {made['cpu']}, "
-        f"{made['cores']} cores; code {made['code']}, commit {made['git_commit']}."
+        f"{made['cores']} cores; code {made['code']}{commit}."
     )
     title = f"{found.dataset}, {found.partition}: {TITLES[found.table]}{', tuned' if found.tuned else ''}"
     return "\n\n".join(

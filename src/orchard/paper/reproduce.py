@@ -21,7 +21,7 @@ MADE_WITH = ("orchard", "code", "git_commit", "python", "torch", "numpy", "syste
 
 @dataclass(frozen=True)
 class Run:
-    """What a row gave with one seed: mean client test accuracies, as shares."""
+    """What a method gave with one seed: mean client test accuracies, as shares, and how long the run took."""
 
     seed: int
     bmcta: float
@@ -34,7 +34,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of a table: what the paper says and what we measured."""
+    """One cell of the paper's table, a method on a dataset and split: what is published, and what we measured."""
 
     label: str
     published: float | None
@@ -75,7 +75,8 @@ class Reproduction:
     @property
     def name(self) -> str:
         """A name for files."""
-        return f"{self.table}-{self.dataset}-{self.partition}-{self.scale}{'-tuned' if self.tuned else ''}"
+        seeds = "" if self.seeds == [42] else f"-seeds-{'-'.join(map(str, self.seeds))}"
+        return f"{self.table}-{self.dataset}-{self.partition}-{self.scale}{seeds}{'-tuned' if self.tuned else ''}"
 
     @property
     def command(self) -> str:
@@ -118,10 +119,14 @@ class Task:
     """What else the runs share, e.g. where the data are."""
     tune: bool = False
 
+    def base(self) -> Experiment:
+        """Return what the runs share, or refuse it."""
+        return base_experiment(self.dataset, self.partition, self.scale, **self.settings)
+
 
 def reproduce(task: Task, watcher: Watcher, stop: Stop | None = None) -> tuple[Reproduction, list[Path]]:
     """Run what a table needs and is not yet there; return it beside what was published, and the runs' folders."""
-    base = base_experiment(task.dataset, task.partition, task.scale, **task.settings)
+    base = task.base()
     rows = contenders(task.table, base)
     if task.tune:
         rows = tuned(base, rows, task.seeds[0], task.root, watcher, stop)

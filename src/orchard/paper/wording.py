@@ -1,4 +1,4 @@
-"""A re-measured table as people read it, and which of the paper's claims hold in it."""
+"""A re-measured table for people: its rows, its course over the rounds, and which of the paper's claims hold."""
 
 from collections.abc import Mapping
 from statistics import mean
@@ -9,7 +9,7 @@ from orchard.paper.tuning import RATES, searched
 
 APPLE = (WITHOUT_PENALTY, "apple")
 NOT_PERSONALISED = ("separate", "fedavg")
-AFTER = (1, 5, 10, 20, 40, 60, 80, 120)
+ROUNDS_SHOWN = (1, 5, 10, 20, 40, 60, 80, 120)
 
 
 def table_rows(found: Reproduction) -> list[list[str]]:
@@ -30,7 +30,7 @@ def table_rows(found: Reproduction) -> list[list[str]]:
 def course_rows(found: Reproduction) -> list[list[str]]:
     """Return how the methods got there: mean client test accuracy after some of the rounds, headings first, in %."""
     last = min(len(run.curve) for cell in found.cells for run in cell.runs)
-    after = [number for number in AFTER if number < last] + [last]
+    after = [number for number in ROUNDS_SHOWN if number < last] + [last]
     rows = [["after rounds", *map(str, after)]]
     for cell in found.cells:
         means = [mean(run.curve[number - 1] for run in cell.runs) for number in after]
@@ -75,7 +75,7 @@ def _about_budgets(bmcta: Mapping[str, float]) -> dict[str, str]:
     answers = {}
     for name, method in (("APPLE", "apple"), ("FedFomo", "fedfomo")):
         change = bmcta[f"{method}-{least}"] - bmcta[f"{method}-{most}"]
-        answers[f"{name}: M = {least} within how much of M = {most}?"] = f"{_points(change)} points"
+        answers[f"{name} with M = {least} instead of M = {most}:"] = f"{_points(change)} points"
     exceptions = f", not at M = {', '.join(below)}" if below else ""
     return {**answers, "APPLE above FedFomo at every budget?": f"{_yes(not below)}{exceptions}"}
 
