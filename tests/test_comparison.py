@@ -95,9 +95,19 @@ def test_a_run_that_fails_is_named_and_does_not_keep_the_others_from_running(tmp
     assert quick_compare("separate", [1], tmp_path)[1].kept == [("separate", 1)]
 
 
+def test_asked_to_stop_in_a_last_round_the_next_run_does_not_begin(tmp_path: Path) -> None:
+    log, rounds = Log(), quick().rounds
+    asked = iter([*[False] * (rounds + 1), True, True])  # before the first run, after each exchange, between the runs
+    contenders = [parse_contender(name, quick()) for name in ("separate", "apple")]
+    with pytest.raises(Stopped, match="stopped at apple, seed 1"):
+        compare(quick(), contenders, [1], tmp_path, log, asked.__next__)
+    assert log.begun == [("separate", 1)]
+    assert [RunFolder(path).state() for path in tmp_path.iterdir()] == ["finished"]
+
+
 def test_what_another_process_is_running_is_not_run_twice(tmp_path: Path) -> None:
     asked = iter([False, False, True])
-    with pytest.raises(Stopped, match="stopped in apple, seed 1; what was saved is safe; the same again goes on"):
+    with pytest.raises(Stopped, match="stopped at apple, seed 1; what was saved is safe; the same again goes on"):
         compare(quick(), [parse_contender("apple", quick())], [1], tmp_path, Log(), asked.__next__)
     (folder,) = tmp_path.iterdir()
     with RunFolder(folder).held(), pytest.raises(RunFailed, match=r"apple, seed 1: .* is in use by process \d+ on "):

@@ -236,8 +236,8 @@ def test_table_2_with_several_seeds_can_be_stopped_and_repeated(tmp_path: Path) 
     """Stopped in its third run; of four digits' clients three others can be downloaded."""
     task = Task("table2", "digits", "practical", "smoke", [1, 2], tmp_path)
     log, asked = Log(), iter(range(100))
-    with pytest.raises(Stopped, match="stopped in fedfomo-2, seed 1; what was saved is safe; the same again goes on"):
-        reproduce(task, log, lambda: next(asked) > 12)
+    with pytest.raises(Stopped, match="stopped at fedfomo-2, seed 1; what was saved is safe; the same again goes on"):
+        reproduce(task, log, lambda: next(asked) > 14)
     assert [label for label, _ in log.begun] == ["fedfomo-3", "apple-3", "fedfomo-2"]
     found, folders = reproduce(task, Log())
     assert [cell.label for cell in found.cells] == [f"{name}-{m}" for m in (3, 2, 1) for name in ("fedfomo", "apple")]

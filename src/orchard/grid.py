@@ -123,15 +123,17 @@ def attempt_grid(
     grid = {(label, seed): _variant(base, runner, seed) for seed in seeds for label, runner in runners.items()}
     watcher.plan(len(grid), base.rounds)
     data = load_data(base)
-    runs, failures = {}, Failures()
+    runs, failures = dict[tuple[str, int], tuple[RunFolder, Result]](), Failures()
     for (label, seed), experiment in grid.items():
         try:
+            if runs and stop and stop():  # asked for in the last round of the run before
+                raise Stopped
             runs[label, seed] = _finished_or_run(label, experiment, data, root, watcher, stop)
         except RunFailed as failure:
             watcher.fail(label, seed, str(failure))
             failures.add(f"{label}, seed {seed}", failure)
         except Stopped:
-            done = f"stopped in {label}, seed {seed}; what was saved is safe; the same again goes on"
+            done = f"stopped at {label}, seed {seed}; what was saved is safe; the same again goes on"
             raise Stopped("\n".join([*failures.reasons, done])) from None
     measured = {
         (label, seed): Measured(*runs[host.label, seed], moment)
