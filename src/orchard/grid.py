@@ -53,6 +53,28 @@ class Measured:
         return [float(row.mean()) for row in self.result.accuracy("test", self.moment)]
 
 
+@dataclass
+class Failures:
+    """What went wrong in a grid: in words, and the first error that somebody has to look into."""
+
+    reasons: list[str] = field(default_factory=list)
+    cause: BaseException | None = None
+
+    def add(self, which: str, failure: RunFailed) -> None:
+        """Take note of a failure, without keeping alive what the run held."""
+        self.reasons.append(f"{which}: {failure}")
+        if self.cause is None and not isinstance(failure.__cause__, NotFinite):
+            self.cause = failure.__cause__
+
+
+class GridFailed(RunFailed):
+    """A grid some of whose runs failed; what the others gave is there."""
+
+    def __init__(self, failures: Failures, measured: Mapping[tuple[str, int], Measured]) -> None:
+        super().__init__("\n".join(failures.reasons))
+        self.measured = measured
+
+
 class Watcher(Protocol):
     """Is told how the grid goes on."""
 
@@ -88,35 +110,6 @@ def run_grid(
     stop: Stop | None = None,
 ) -> dict[tuple[str, int], Measured]:
     """Return what every contender gave with every seed, by label and seed; if a run failed, say so after the others."""
-    measured, failures = attempt_grid(base, contenders, seeds, root, watcher, stop)
-    if failures.reasons:
-        raise RunFailed("\n".join(failures.reasons)) from failures.cause
-    return measured
-
-
-@dataclass
-class Failures:
-    """What went wrong in a grid: in words, and the first error that somebody has to look into."""
-
-    reasons: list[str] = field(default_factory=list)
-    cause: BaseException | None = None
-
-    def add(self, which: str, failure: RunFailed) -> None:
-        """Take note of a failure, without keeping alive what the run held."""
-        self.reasons.append(f"{which}: {failure}")
-        if self.cause is None and not isinstance(failure.__cause__, NotFinite):
-            self.cause = failure.__cause__
-
-
-def attempt_grid(
-    base: Experiment,
-    contenders: Sequence[Contender],
-    seeds: Sequence[int],
-    root: Path,
-    watcher: Watcher,
-    stop: Stop | None = None,
-) -> tuple[dict[tuple[str, int], Measured], Failures]:
-    """Return what the contenders gave whose runs succeeded, and why others did not."""
     hosts = {contender.label: _host(contender, contenders) for contender in contenders}
     runners = {host.label: host for host, _ in hosts.values()}
     # All experiments are made, and so checked, before the first one runs.
@@ -141,7 +134,9 @@ def attempt_grid(
         for seed in seeds
         if (host.label, seed) in runs
     }
-    return measured, failures
+    if failures.reasons:
+        raise GridFailed(failures, measured) from failures.cause
+    return measured
 
 
 def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:

@@ -147,27 +147,10 @@ def _go_on(
     stop: Stop | None,
 ) -> Result:
     """Run the rounds that are left, and save each."""
-    try:
-        return _through_rounds(parties, folder, wants, first, progress, stop)
-    except ServerFailed as failure:
-        if folder:
-            with folder.on_disk():
-                _write_failed(parties, folder, str(failure))
-        raise
-
-
-def _through_rounds(
-    parties: _Parties,
-    folder: RunFolder | None,
-    wants: Wants,
-    first: int,
-    progress: Progress | None,
-    stop: Stop | None,
-) -> Result:
-    engine, server, result = parties.engine, parties.server, parties.result
+    result = parties.result
     stop = stop or (lambda: False)
     stop()
-    for exchange in run_rounds(result.federation, server, engine, wants, first):
+    for exchange in _exchanges(parties, folder, wants, first):
         finished = result.add(exchange)
         stopping = stop() and exchange.round < parties.experiment.rounds
         if folder:
@@ -181,8 +164,19 @@ def _through_rounds(
         if stopping:
             done = f"stopped after round {exchange.round + 1} of {parties.experiment.rounds}"
             raise Stopped(f"{done}; {folder.way_on()}" if folder else done)
-    result.models = list(engine.models())
+    result.models = list(parties.engine.models())
     return result
+
+
+def _exchanges(parties: _Parties, folder: RunFolder | None, wants: Wants, first: int) -> Iterator[Exchange]:
+    """Run the rounds that are left; where the server half fails, the run is marked as failed."""
+    try:
+        yield from run_rounds(parties.result.federation, parties.server, parties.engine, wants, first)
+    except ServerFailed as failure:
+        if folder:
+            with folder.on_disk():
+                _write_failed(parties, folder, str(failure))
+        raise
 
 
 def _save(parties: _Parties, folder: RunFolder, exchange: Exchange, finished: Round | None, stopping: bool) -> None:

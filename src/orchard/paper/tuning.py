@@ -16,9 +16,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from orchard.errors import RunFailed
 from orchard.experiment import Experiment
-from orchard.grid import Contender, Watcher, attempt_grid
+from orchard.grid import Contender, GridFailed, Measured, Watcher, run_grid
 from orchard.runs import Stop
 
 RATES: Mapping[str, Sequence[Any]] = {"lr": (1e-2, 1e-3, 1e-4), "lr_decay": (1.0, 0.9964, 0.9)}
@@ -41,12 +40,17 @@ def tuned(
     def best(candidates: Mapping[str, Sequence[Contender]]) -> dict[str, Contender]:
         """Return the best of the candidates for each row; all are run as one grid, in which rows may share runs."""
         every = [one for these in candidates.values() for one in these]
-        runs, failures = attempt_grid(base, every, [seed], root, watcher, stop)
+        failure: GridFailed | None = None
+        runs: Mapping[tuple[str, int], Measured]
+        try:
+            runs = run_grid(base, every, [seed], root, watcher, stop)
+        except GridFailed as failed:
+            failure, runs = failed, failed.measured
         chosen = {}
         for label, these in candidates.items():
             sound = [one for one in these if (one.label, seed) in runs]
-            if not sound:
-                raise RunFailed("\n".join(failures.reasons)) from failures.cause
+            if failure and not sound:
+                raise failure
             chosen[label] = max(sound, key=lambda one: runs[one.label, seed].figures.validation)
         return chosen
 
