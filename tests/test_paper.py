@@ -230,6 +230,10 @@ def test_a_smoke_test_of_table_1(dataset: str, tmp_path: Path) -> None:
     assert again.stderr.count("kept in runs/paper/") == 8
     drawn = {file.name for file in (tmp_path / f"figures/table1-{dataset}-practical-smoke").iterdir()}
     assert {"convergence.pdf", "clients.pdf", "relationships-apple.pdf", "data.pdf"} <= drawn
+    some = orchard_command("reproduce", "table1", *options[:4], "--rows", f"{WITHOUT_PENALTY},fedavg", cwd=tmp_path)
+    lines = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines()}
+    rows = [lines[label] for label in ("fedavg", WITHOUT_PENALTY)]
+    assert [line.split() for line in some.stdout.splitlines()[2:]] == rows, "a row gives alone what it gives there"
 
 
 def test_table_2_with_several_seeds_can_be_stopped_and_repeated(tmp_path: Path) -> None:
@@ -255,6 +259,8 @@ def test_what_cannot_be_done_is_refused_before_anything_is_run(tmp_path: Path) -
         (["--dataset", "mnits"], "dataset = 'mnits': no known dataset; did you mean 'mnist'?"),
         (["--dataset", "./file"], "dataset = './file': no known dataset"),
         (["--dataset", "digits", "--results", "file"], "--results file: cannot be written: File exists"),
+        (["--dataset", "digits", "--rows", "aple"], "--rows: table1 has no 'aple'; did you mean 'apple'?"),
+        (["--dataset", "digits", "--rows", "apple", "--results", "."], "--rows: figures and what --results keeps are"),
     ):
         refused = orchard_command("reproduce", "table1", "--scale", "smoke", *options, cwd=tmp_path)
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr

@@ -153,8 +153,8 @@ def print_comparison(comparison: Comparison, style: str) -> None:
         console.print(gains_table(comparison, comparison.alone))
 
 
-def print_reproduction(found: Reproduction) -> None:
-    """Print a table of the paper beside ours, and which of its claims hold."""
+def print_reproduction(found: Reproduction, *, whole: bool) -> None:
+    """Print a table of the paper beside ours, and, if it is whole, which of the paper's claims hold."""
     head, *body = table_rows(found)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in head:
@@ -165,7 +165,7 @@ def print_reproduction(found: Reproduction) -> None:
     how = f"at scale {found.scale}{', tuned' if found.tuned else ''}"
     console.print(f"{found.dataset}, {found.partition} split, {found.table}, {how}: BMCTA in %")
     console.print(table)
-    for claim in claims(found):
+    for claim in claims(found) if whole else []:
         console.print(claim, soft_wrap=True)
 
 

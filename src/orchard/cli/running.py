@@ -27,6 +27,7 @@ from orchard.cli.options import (
     make_folder,
     seeds_of,
 )
+from orchard.errors import Refusal
 
 if TYPE_CHECKING:
     from orchard.report.events import EventWriter
@@ -204,6 +205,9 @@ def reproduce(
         PaperScale, typer.Option(help="smoke: a minute or two; desk: 20 % of the data, 100 rounds; paper: all of it.")
     ] = PaperScale.desk,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
+    rows: Annotated[
+        str | None, typer.Option(help="Only these rows of the table, as they are called there, with commas.")
+    ] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Choose parameters by a grid on validation accuracy.")] = False,
     data_dir: DataDir = None,
     workers: Workers = None,
@@ -221,8 +225,11 @@ def reproduce(
 
     table: Table = "table2" if part is PaperPart.table2 else "table1"
     own = {"data_dir": data_dir, "workers": workers}
-    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own, tune)
-    task.base()  # what cannot be run is refused before there is a folder
+    wanted = listed("rows", rows) if rows is not None else []
+    if wanted and (results or part is PaperPart.figures):
+        raise Refusal("--rows: figures and what --results keeps are of whole tables")
+    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own, tune, wanted)
+    task.grid()  # what cannot be run is refused before there is a folder
     if results:
         make_folder("--results", results)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
@@ -231,7 +238,7 @@ def reproduce(
         if results:
             typer.echo(f"kept in {found.write(results)}", err=True)
     finally:
-        print_reproduction(found)
+        print_reproduction(found, whole=not wanted)
     if part is PaperPart.figures:
         for file in write_figures(folders, Path("figures") / found.name, "pdf"):
             typer.echo(f"drawn in {file}")

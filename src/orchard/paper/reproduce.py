@@ -15,6 +15,7 @@ from orchard.grid import Contender, Measured, Watcher, run_grid
 from orchard.paper.protocol import Scale, SplitName, Table, base_experiment, contenders, published
 from orchard.paper.tuning import tuned
 from orchard.runs import Stop
+from orchard.settings import nearest
 
 MADE_WITH = ("orchard", "code", "git_commit", "python", "torch", "numpy", "system", "cpu", "cores", "device")
 
@@ -118,16 +119,22 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What else the runs share, e.g. where the data are."""
     tune: bool = False
+    rows: Sequence[str] = ()
+    """Those that are wanted, by their labels; all if none is named."""
 
-    def base(self) -> Experiment:
-        """Return what the runs share, or refuse it."""
-        return base_experiment(self.dataset, self.partition, self.scale, **self.settings)
+    def grid(self) -> tuple[Experiment, list[Contender]]:
+        """Return what the runs share and the rows that are wanted, or refuse what there is not."""
+        base = base_experiment(self.dataset, self.partition, self.scale, **self.settings)
+        every = {row.label: row for row in contenders(self.table, base)}
+        for label in self.rows:
+            if label not in every:
+                raise Refusal(f"--rows: {self.table} has no {label!r}; {nearest(label, list(every))}")
+        return base, [row for label, row in every.items() if not self.rows or label in self.rows]
 
 
 def reproduce(task: Task, watcher: Watcher, stop: Stop | None = None) -> tuple[Reproduction, list[Path]]:
-    """Run what a table needs and is not yet there; return it beside what was published, and the runs' folders."""
-    base = task.base()
-    rows = contenders(task.table, base)
+    """Run what the rows need and is not yet there; return them beside what was published, and the runs' folders."""
+    base, rows = task.grid()
     if task.tune:
         rows = tuned(base, rows, task.seeds[0], task.root, watcher, stop)
     measured = run_grid(base, rows, task.seeds, task.root, watcher, stop)
