@@ -8,12 +8,14 @@ import json
 import os
 from importlib import import_module
 
-from orchard.errors import Refusal
+from orchard.engines.pages import use_large_pages
+from orchard.errors import UserError
 
 ORDINARY = ("steps", "rounds", "workers", "memory", "loading")
 
 
 def main() -> None:
+    use_large_pages()  # before any benchmark imports PyTorch
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *ORDINARY, "silos"], help="which; none: all but silos")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, a line each")
@@ -22,8 +24,8 @@ def main() -> None:
         load = os.getloadavg()[0]
         try:
             figures = import_module(name).measure()
-        except Refusal as refusal:  # MNIST's files are not there
-            parser.exit(2, f"{name}: {refusal}\n")
+        except UserError as error:  # MNIST's files are not there
+            parser.exit(2, f"{name}: {error}\n")
         for figure in figures:
             about = {"benchmark": name, **figure.as_json(), "load": load}
             print(json.dumps(about) if options.json else figure.line(), flush=True)

@@ -1,11 +1,10 @@
-"""Federations to run: images of MNIST's shape, random ones or dealt out as in the practical split."""
+"""Federations to run: images of MNIST's shape, random ones or divided as in the practical split."""
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-from orchard.data import ClientArrays
-from orchard.data.partition import partition_matrix
-from orchard.experiment import Practical
+from orchard.data.clients import ClientArrays
+from orchard.data.partitions import Practical, partition_matrix
 
 CLIENTS = 12
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from measuring import Figure, interleaved, ratios
-from orchard.data import load_dataset
-from orchard.data.fetch import data_folder
+from orchard.data.datasets import load_dataset
+from orchard.data.download import data_folder
 from orchard.experiment import Experiment
 
 REPEATS = 5

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from orchard.engines.pages import use_large_pages
 from steps import apple, random_batches
 
 STEPS, REPEATS, SHOWN = 5, 6, 16
@@ -28,5 +29,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    use_large_pages()
     with ThreadPoolExecutor(1) as worker:  # as in a run, where PyTorch's memory comes from a thread's own heap
         worker.submit(main).result()

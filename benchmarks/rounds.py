@@ -16,25 +16,25 @@ from typing import Any
 
 from federations import CLIENTS, practical_images
 from measuring import Clock, Figure
-from orchard import training
-from orchard.data import ClientArrays
-from orchard.engines import turn
-from orchard.experiment import Experiment
-from orchard.folder import RunFolder
-from orchard.kept import KeptModels
+from orchard.core import evaluation, training
+from orchard.core.training import ClientContext
+from orchard.data.clients import ClientArrays
+from orchard.engines import client_round
 from orchard.methods import apple
 from orchard.methods.fedfomo import FedFomoClient, FedFomoServer
 from orchard.methods.heurfedamp import HeurFedAMPClient, HeurFedAMPServer
-from orchard.rounds import Exchange
-from orchard.runs import run
+from orchard.runs.folder import RunFolder
+from orchard.runs.model_store import ModelStore
+from orchard.runs.result import Result
+from orchard.runs.run import run
 
 SAMPLES, ROUNDS = 12_000, 10
 
 Shares = dict[str, tuple[float, ...]]
 
-OWN_WORK = {
-    "fedfomo": [(FedFomoClient, "receive"), (FedFomoServer, "reply"), (FedFomoServer, "collect")],
-    "heurfedamp": [(HeurFedAMPClient, "receive"), (HeurFedAMPServer, "reply"), (HeurFedAMPServer, "collect")],
+OWN_WORK: dict[str, list[tuple[object, str]]] = {
+    "fedfomo": [(FedFomoClient, "receive"), (FedFomoServer, "send"), (FedFomoServer, "aggregate")],
+    "heurfedamp": [(HeurFedAMPClient, "receive"), (HeurFedAMPServer, "send"), (HeurFedAMPServer, "aggregate")],
 }
 
 
@@ -51,29 +51,32 @@ def replaced(owner: object, name: str, value: Any) -> Iterator[None]:
 def shares(method: str, arrays: list[ClientArrays]) -> Shares:
     """Run a method; return what each kind of work took of every round, and the whole round."""
     clocks = {kind: Clock() for kind in ("steps", "evaluation", "measures", "saving", "own")}
-    train = training.train
+    run_epochs = training.run_epochs
 
-    def timed_train(site: Any, round: int, step: Any, epochs: int | None = None) -> float:
-        return train(site, round, clocks["steps"].timed(step), epochs)
+    def timed_epochs(context: ClientContext, round: int, step: Any, epochs: int | None = None) -> float:
+        return run_epochs(context, round, clocks["steps"].timed(step), epochs)
 
     marks: list[dict[str, float]] = []
 
-    def mark(exchange: Exchange) -> None:
+    def mark(result: Result) -> None:
         marks.append({kind: clock.spent for kind, clock in clocks.items()} | {"round": time.perf_counter()})
 
-    timed: list[tuple[object, str, str]] = [(turn, "evaluate", "evaluation"), (training, "measure", "measures")]
-    timed += [(RunFolder, name, "saving") for name in ("append", "write_checkpoint")] + [
-        (KeptModels, "offer", "saving")
+    timed: list[tuple[object, str, str]] = [
+        (client_round, "evaluate", "evaluation"),
+        (evaluation, "measure", "measures"),
+        (RunFolder, "append", "saving"),
+        (RunFolder, "write_checkpoint", "saving"),
+        (ModelStore, "stage", "saving"),
     ]
     timed += [(owner, name, "own") for owner, name in OWN_WORK.get(method, [])]
     with ExitStack() as stack:
         for module in (training, apple):
-            stack.enter_context(replaced(module, "train", timed_train))
+            stack.enter_context(replaced(module, "run_epochs", timed_epochs))
         for owner, name, kind in timed:
             stack.enter_context(replaced(owner, name, clocks[kind].timed(getattr(owner, name))))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        settings = {"dataset": "arrays", "clients": CLIENTS, "rounds": ROUNDS, "workers": 1, "out": folder / "run"}
-        run(Experiment.model_validate({**settings, "method": method}), arrays, progress=mark)
+        settings: dict[str, Any] = {"dataset": "arrays", "clients": CLIENTS, "rounds": ROUNDS, "method": method}
+        run(data=arrays, workers=1, out=folder / "run", progress=mark, **settings)
     rounds = [{kind: after[kind] - before[kind] for kind in after} for before, after in pairwise(marks)][:-1]
     return {kind: tuple(spent[kind] for spent in rounds) for kind in rounds[0]}
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from federation import Federation, digits, ended
 from measuring import Figure
 from orchard.experiment import load_experiment
-from orchard.folder import RunFolder
-from orchard.runs import run
+from orchard.runs.folder import RunFolder
+from orchard.runs.run import run
 
 CLIENTS, ROUNDS = 12, 12
 EXPERIMENT = {"model": "cnn", "epochs": 1, "batch_size": 64, "rounds": ROUNDS}

@@ -15,11 +15,14 @@ from torch.nn import functional
 
 from measuring import Figure, interleaved, ratios
 from networks import PlainCNN, ResNet18, branched_cnn
-from orchard.contract import Federation, Reply
-from orchard.data import ClientData, Samples
+from orchard.core.contract import Download
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext
+from orchard.data.clients import ClientData
+from orchard.data.samples import Samples
+from orchard.engines.memory import Stacker, share
 from orchard.experiment import Experiment
 from orchard.methods.apple import Apple
-from orchard.training import Site
 
 BATCH, MANY = 256, 96
 
@@ -53,11 +56,14 @@ def apple(clients: int, data: Samples, model: str | Callable[[], nn.Module] = "c
     experiment = Experiment(clients=clients, epochs=1, batch_size=BATCH, method=settings, model=model)
     federation = Federation(experiment, (len(data.y),) * clients, (1, 28, 28), 10)
     client, server = settings.client(0, federation), settings.server(federation)
-    site = Site(0, experiment, ClientData("client 0", data, data, data), federation.network())
-    client.receive(site, Reply(0, server.reply(0, client.wants(0))))
+    held = ClientData("client 0", data, data, data)
+    context = ClientContext(0, experiment, held, federation.network(), stacker=Stacker())
+    selected = tuple(client.select(0))
+    share(server, [client], {0: selected})
+    client.receive(context, Download(0, server.send(0, selected)))
 
     def steps() -> None:
-        client.train(site, 0)
+        client.train(context, 0)
 
     return steps
 
@@ -68,7 +74,7 @@ def measure() -> list[Figure]:
 
 
 def _measured() -> list[Figure]:
-    # What a turn adds to its steps, e.g. its last mixture, counts once in a few steps here: as in a run, or more often.
+    # What a round adds to its steps, e.g. stacking the cores, counts once in a few steps here: as in a run, or more.
     data, few, one = random_batches(5), random_batches(3), random_batches(1)
     times = interleaved(
         {"plain": plain(PlainCNN(), data), "apple": apple(12, data), "many": apple(MANY, data)}, 11, time.thread_time

@@ -11,22 +11,21 @@ from threading import Barrier, get_ident
 
 from federations import CLIENTS, practical_images
 from measuring import Figure, ratios
-from orchard.contract import Reply
-from orchard.data import from_arrays
+from orchard.core.contract import Download
+from orchard.data.clients import from_arrays
 from orchard.engines.local import LocalEngine
-from orchard.experiment import Experiment
-from orchard.rounds import form_federation
+from orchard.experiment import Experiment, RunOptions
+from orchard.runs.loop import new_run
 
 SAMPLES, REPEATS = 12_000, 5
 
 
 def rounds(engine: LocalEngine) -> Callable[[], None]:
-    federation = form_federation(engine.experiment, engine)
-    server = engine.experiment.method.server(federation)
-    wants = engine.start(federation)
+    run = new_run(engine.experiment, engine, RunOptions())
+    engine.prepare(run.server, run.selected)
 
     def one_round() -> None:
-        engine.exchange({i: Reply(0, server.reply(i, wanted)) for i, wanted in wants.items()})
+        engine.exchange({i: Download(0, run.server.send(i, names)) for i, names in run.selected.items()})
 
     return one_round
 
@@ -55,9 +54,10 @@ def measure() -> list[Figure]:
     sizes = [len(client.y_train) for client in arrays]
     wall: dict[str, list[float]] = {"one": [], "two": []}
     cpu: dict[str, list[float]] = {"one": [], "two": []}
-    one, two = (Experiment(dataset="arrays", clients=CLIENTS, epochs=1, workers=workers) for workers in (1, 2))
-    load = os.getloadavg()[0]
-    with LocalEngine(one, from_arrays(arrays, one)) as alone, LocalEngine(two, from_arrays(arrays, two)) as together:
+    experiment = Experiment(dataset="arrays", clients=CLIENTS, epochs=1)
+    data, load = from_arrays(arrays, experiment), os.getloadavg()[0]
+    one, two = (LocalEngine(experiment, data, RunOptions(workers=workers)) for workers in (1, 2))
+    with one as alone, two as together:
         contenders = {"one": (alone, rounds(alone), 1), "two": (together, rounds(together), 2)}
         for repeat in range(REPEATS + 1):
             for name, (engine, one_round, workers) in contenders.items():

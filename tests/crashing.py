@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import orchard
-import orchard.shelf
-from helpers import Dropping, method, small_arrays, small_experiment
+import orchard.engines.offload
+from helpers import Dropping, method, small_arrays, small_run
 from orchard.errors import Stopped
-from orchard.methods import BUILT_IN
-from orchard.results import Result
+from orchard.methods.registry import BUILT_IN
+from orchard.runs.result import Result
 
 DISK = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree"})
 
@@ -22,13 +22,13 @@ DISK = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "
 def small_run_in(folder: Path, changes: dict[str, Any], *, die_at: int | None = None) -> None:
     """Run, or resume, a small experiment; die without a word at the n-th operation on the disk."""
     torch.set_num_threads(1)
-    orchard.shelf.WORTH_A_FILE = 1  # small models go there too
+    orchard.engines.offload.WORTH_A_FILE = 1  # small models go there too
     if die_at is not None:
         _die_at_disk_operation(die_at, folder)
     if (folder / "experiment.toml").exists():
         orchard.resume(folder, small_arrays())
     else:
-        orchard.run(small_experiment(out=folder, **changes), small_arrays())
+        small_run(out=folder, **changes)
 
 
 def _die_at_disk_operation(number: int, folder: Path) -> None:
@@ -44,7 +44,11 @@ def _die_at_disk_operation(number: int, folder: Path) -> None:
 def what_it_gave(result: Result) -> tuple[list[object], torch.Tensor]:
     """Return all figures but times, and all weights and buffers."""
     figures: list[object] = [{**entry.as_json(), "seconds": None, "time": None} for entry in result.rounds]
-    tensors = [tensor.flatten().double() for vector, buffers in result.models for tensor in (vector, *buffers.values())]
+    tensors = [
+        tensor.flatten().double()
+        for vector, buffers in result.models
+        for tensor in (vector, *(buffers[name] for name in sorted(buffers)))
+    ]
     return figures, torch.cat(tensors)
 
 
@@ -68,12 +72,12 @@ def whole(name: str, **changes: Any) -> Result:
     """The run that nobody interrupts."""
     key = f"{name} {changes}"
     if key not in _whole:
-        _whole[key] = orchard.run(small_experiment(**VARIANTS[name], **changes), small_arrays())
+        _whole[key] = small_run(**VARIANTS[name], **changes)
     return _whole[key]
 
 
-def stopped_after(rounds: int, folder: Path, arrays: Any = None, **changes: Any) -> None:
+def stopped_after(rounds: int, folder: Path, arrays: Any = None, /, **changes: Any) -> None:
     """Run until somebody asks it to stop."""
     asked = iter([False] * rounds)
     with pytest.raises(Stopped, match=f"stopped after round {rounds} of"):
-        orchard.run(small_experiment(out=folder, **changes), arrays or small_arrays(), stop=lambda: next(asked, True))
+        small_run(arrays, out=folder, stop=lambda: next(asked, True), **changes)

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import tomli_w
 
-from orchard.consortium import Consortium
-from orchard.data import ClientArrays, federated_data
-from orchard.deploy.provision import make_kits
+from orchard.data.clients import ClientArrays, federated_data
 from orchard.experiment import load_experiment
+from orchard.sites.consortium import Consortium
+from orchard.sites.provision import make_kits
 
 COORDINATOR = "coordinator@hub.example"
 PATIENCE = 150.0
@@ -28,13 +28,13 @@ PATIENCE = 150.0
 
 def digits(sites: int) -> list[ClientArrays]:
     """The digits as some clients would hold them, each a part of its own."""
-    dealt = federated_data(load_experiment(overrides={"dataset": "digits", "clients": sites}))
+    data = federated_data(load_experiment(overrides={"dataset": "digits", "clients": sites}))
     return [
         ClientArrays(
             *(getattr(client, part)[k].numpy() for part in ("train", "test") for k in (0, 1)),
             *(client.validation[k].numpy() for k in (0, 1)),
         )
-        for client in dealt.clients
+        for client in data.clients
     ]
 
 

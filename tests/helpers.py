@@ -1,7 +1,9 @@
 """Small federations that train in milliseconds."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from orchard.contract import Answer, Client, Federation, Reply, Server
-from orchard.data import ClientArrays, FederatedData, from_arrays
-from orchard.engines.turn import take_turn
+import orchard
+from orchard.core.contract import Client, ClientUpdate, Download, Server
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext
+from orchard.data.clients import ClientArrays, FederatedData, from_arrays
+from orchard.engines.client_round import run_client_round
+from orchard.engines.memory import share
 from orchard.experiment import Experiment, load_experiment
-from orchard.methods.fedavg import AveragingServer
-from orchard.training import Site
+from orchard.methods import AveragingServer
+from orchard.runs.result import Result
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("ORCHARD_DATA", ROOT.parent / "shared" / "data"))
@@ -25,18 +31,25 @@ needs_mnist = pytest.mark.skipif(
 )
 
 
+SMALL: dict[str, Any] = {
+    "dataset": "arrays",
+    "clients": 4,
+    "model": "mlp",
+    "rounds": 3,
+    "epochs": 2,
+    "batch_size": 8,
+    "lr": 0.05,
+}
+"""Four clients with a few small samples each: a run takes milliseconds."""
+
+
 def small_experiment(**changes: object) -> Experiment:
-    """Four clients with a few small samples each: a run takes milliseconds."""
-    values: dict[str, object] = {
-        "dataset": "arrays",
-        "clients": 4,
-        "model": "mlp",
-        "rounds": 3,
-        "epochs": 2,
-        "batch_size": 8,
-        "lr": 0.05,
-    }
-    return load_experiment(overrides=values | changes)
+    return load_experiment(overrides=SMALL | changes)
+
+
+def small_run(arrays: Sequence[ClientArrays] | None = None, **changes: Any) -> Result:
+    """Run the small experiment with other settings or options."""
+    return orchard.run(data=arrays or small_arrays(), **{**SMALL, **changes})
 
 
 def some_images(n: int, *shape: int) -> NDArray[np.uint8]:
@@ -77,7 +90,7 @@ class Dropping(nn.Module):
 
 
 class SmallFederation:
-    """The halves of a method and the sites of its clients, stepped by hand."""
+    """The clients and the server of a method, stepped by hand."""
 
     def __init__(self, *, shape: tuple[int, ...] = (6,), **changes: object) -> None:
         self.experiment = small_experiment(**changes)
@@ -85,19 +98,32 @@ class SmallFederation:
         self.federation = federation_of(self.experiment, data)
         method, n = self.experiment.method, self.federation.clients
         like = self.federation.network().vector
-        held = [client.beside(like) for client in data.clients]
-        self.sites = [Site(i, self.experiment, held[i], self.federation.network()) for i in range(n)]
+        held = [client.to(like) for client in data.clients]
+        self.contexts = [ClientContext(i, self.experiment, held[i], self.federation.network()) for i in range(n)]
         self.clients: list[Client] = [method.client(i, self.federation) for i in range(n)]
         self.server: Server = method.server(self.federation)
+        self.trained: dict[int, Tensor] = {}
 
-    def round(self, r: int) -> list[Answer]:
-        """Let every client take its turn, then collect; round `rounds` is for evaluation only."""
-        replies = [Reply(r, self.server.reply(i, client.wants(r))) for i, client in enumerate(self.clients)]
-        answers = [take_turn(c, self.sites[i], replies[i]) for i, c in enumerate(self.clients)]
-        uploads = {i: answer.upload for i, answer in enumerate(answers) if answer.upload is not None}
+    def download(self, i: int, r: int) -> Download:
+        """What the server sends to a client in a round."""
+        return Download(r, self.server.send(i, self.clients[i].select(r)))
+
+    def round(self, r: int) -> list[ClientUpdate]:
+        """Run every client's round, then aggregate; round `rounds` is for evaluation only."""
+        share(self.server, self.clients, {i: tuple(c.select(r)) for i, c in enumerate(self.clients)})
+        downloads = [self.download(i, r) for i in range(len(self.clients))]
+        updates = [self._client_round(i, download) for i, download in enumerate(downloads)]
+        uploads = {i: update.upload for i, update in enumerate(updates) if update.upload}
         if uploads:
-            self.server.collect(uploads)
-        return answers
+            self.server.aggregate(uploads)
+        return updates
+
+    def _client_round(self, i: int, download: Download) -> ClientUpdate:
+        def keep(moment: str, model: Tensor) -> None:
+            if moment == "after_training":
+                self.trained[i] = model
+
+        return run_client_round(self.clients[i], self.contexts[i], download, self.federation.traffic, keep)
 
     def run(self, rounds: int) -> "SmallFederation":
         for r in range(rounds):
@@ -105,7 +131,8 @@ class SmallFederation:
         return self
 
     def models(self) -> Tensor:
-        return torch.stack([client.personalised() for client in self.clients])
+        """The clients' models as trained in the last round."""
+        return torch.stack([self.trained[i] for i in range(len(self.clients))])
 
     def global_model(self) -> Tensor:
         assert isinstance(self.server, AveragingServer)

@@ -12,13 +12,13 @@ from typing import Any
 
 # What commands import on their way, imported here so that the processes forked from this one need not.
 import orchard.cli
-import orchard.display
-import orchard.export
-import orchard.holdings
-import orchard.prediction
+import orchard.cli.display
+import orchard.export.export
+import orchard.export.predict
+import orchard.report.distribution
 import orchard.report.figures
 import orchard.report.page
-import orchard.runs
+import orchard.runs.run
 
 
 def started(target: Callable[..., None], **arguments: Any) -> BaseProcess:

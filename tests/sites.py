@@ -8,16 +8,15 @@ import numpy as np
 import torch
 
 from helpers import small_arrays, small_experiment
-from orchard.data import ClientArrays
-from orchard.deploy.coordinator import coordinate
-from orchard.engines.flare.engine import FlareEngine
+from orchard.data.clients import ClientArrays
 from orchard.engines.flare.messages import Message
 from orchard.experiment import Experiment
-from orchard.plan import Agreement, Plan
-from orchard.results import Result
-from orchard.site.record import SiteRecord
-from orchard.site.settings import SiteSettings
-from orchard.site.worker import SiteWorker
+from orchard.runs.result import Result
+from orchard.sites.coordinator import coordinate, engine_for
+from orchard.sites.plan import Agreement, Plan
+from orchard.sites.record import SiteRecord
+from orchard.sites.settings import SiteSettings
+from orchard.sites.worker import SiteWorker
 
 SITES = ["north", "south", "east", "west"]
 
@@ -28,7 +27,7 @@ def write_npz(path: Path, arrays: ClientArrays) -> Path:
 
 
 def small_plan(run: str = "run", agreement: Mapping[str, object] | None = None, **changes: object) -> Plan:
-    experiment: Experiment = small_experiment(checkpoint_every=1, **changes)
+    experiment: Experiment = small_experiment(**changes)
     agreed = Agreement.model_validate({"classes": ["a", "b", "c"], **(agreement or {})})
     return Plan(run=run, sites=SITES, experiment=experiment, agreement=agreed)
 
@@ -44,7 +43,6 @@ class Consortium:
             data = write_npz(home / site / "data.npz", given)
             self.settings[site] = SiteSettings(data=data, records=home / site / "records")
         self.altered: Callable[[str, Message], Message | str] = lambda site, answer: answer
-        self.trained: list[tuple[str, int]] = []
         self.restart_sites()
 
     def restart_sites(self) -> None:
@@ -57,12 +55,13 @@ class Consortium:
 
     def run(self, plan: Plan, present: Sequence[str] = SITES, stop_after: int | None = None) -> Result:
         """Let the server run until it is done or told to stop after so many exchanges."""
-        seen: list[Result] = []
+        seen: list[Result] = []  # the figures before the first exchange, then those after each
 
-        def stop() -> bool:
-            return stop_after is not None and len(seen) > stop_after
+        def stop() -> bool:  # asked after an exchange, before its figures are shown
+            return stop_after is not None and len(seen) >= stop_after
 
-        coordinate(plan, self.home / "server" / plan.run, FlareEngine(plan, present, self.carry), seen.append, stop)
+        engine = engine_for(plan, list(present), self.carry)
+        coordinate(plan, self.home / "server" / plan.run, engine, seen.append, stop)
         return seen[-1]
 
     def record(self, site: str, run: str = "run") -> dict[str, Any]:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from orchard.contract import Federation
-from orchard.data import Holdings
-from orchard.experiment import load_experiment
-from orchard.folder import RunFolder
-from orchard.measures import Measures
-from orchard.record import Round
-from orchard.results import Result
-from orchard.training import Scores
+from orchard.core.evaluation import Scores
+from orchard.core.measures import Measures
+from orchard.data.clients import DataDistribution
+from orchard.experiment import RunOptions, load_experiment
+from orchard.runs.folder import RunFolder
+from orchard.runs.metrics import Round
+from orchard.runs.result import Result
 
 RELATED = ("apple", "fedfomo")
 NINE = ["separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo", "apple"]
@@ -40,16 +39,15 @@ class SyntheticRun:
             part: [[size + i + k for k in range(classes)] for i in range(len(names))]
             for part, size in (("train", 40), ("validation", 5), ("test", 10))
         }
-        held = Holdings(list(names), [f"class {k}" for k in range(classes)], [1, 8, 8], None, counts)
-        federation = Federation(experiment, tuple(map(sum, counts["train"])), (1, 8, 8), classes)
+        held = DataDistribution(list(names), [f"class {k}" for k in range(classes)], [1, 8, 8], None, counts)
         self.clients = len(names)
         self.related = experiment.method.name in RELATED
-        self.result = Result(experiment, held, federation, self.notes(0))
+        self.result = Result.of(experiment, held, self.diagnostics(0))
         self.folder = RunFolder(path)
         path.mkdir(parents=True)
-        self.folder.create(self.result, {"started": datetime.now(UTC).isoformat()})
+        self.folder.create(self.result, RunOptions(), {"started": datetime.now(UTC).isoformat()})
 
-    def notes(self, r: int) -> dict[str, list[list[float]]]:
+    def diagnostics(self, r: int) -> dict[str, list[list[float]]]:
         """Relationships that grow from 1/N towards ones drawn at random, the first client's helpers soonest."""
         if not self.related:
             return {}
@@ -73,12 +71,12 @@ class SyntheticRun:
             time="2024-01-01T00:00:00.000+00:00",
             seconds=1.5,
             loss=[float(2 / (r + 1) + i / 10) for i in range(n)],
-            trained=scores,
-            exchanged=scores,
-            tuned=scores,
+            after_training=scores,
+            after_aggregation=scores,
+            after_finetuning=scores,
             bytes_up=[0 if self.result.experiment.method.name == "separate" else 1_000_000] * n,
             bytes_down=[0 if self.result.experiment.method.name == "separate" else 3_000_000] * n,
-            notes=self.notes(r + 1),
+            diagnostics=self.diagnostics(r + 1),
             failures={},
         )
         self.result.rounds.append(entry)

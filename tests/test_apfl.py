@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import orchard
 from helpers import Dropping, SmallFederation, method, small_arrays, small_experiment
+from orchard.core.evaluation import mean_loss
 from orchard.methods.apfl import APFLClient
-from orchard.training import mean_loss
 from test_vector import Residual
 
 
@@ -48,16 +48,16 @@ def test_alpha_stays_between_zero_and_one() -> None:
 
 def test_alpha_moves_once_a_round_by_its_gradient() -> None:
     federation = SmallFederation(method="apfl", model=lambda: torch.nn.Linear(6, 3).double(), batch_size=1000, rounds=9)
-    client, site = apfl_clients(federation)[1], federation.sites[1]
+    client, context = apfl_clients(federation)[1], federation.contexts[1]
     client.private = client.private + 0.1 * torch.randn(21, dtype=torch.float64)
 
     def objective(alpha: float) -> float:
         mixed = alpha * client.private + (1 - alpha) * client.model
-        return mean_loss(site.network, mixed, site.data.train)
+        return mean_loss(context.network, mixed, context.data.train)
 
     before, h = client.alpha.item(), 1e-5
     slope = (objective(before + h) - objective(before - h)) / (2 * h)
-    client.train(site, 0)  # two epochs of one step each
+    client.train(context, 0)  # two epochs of one step each
     assert client.alpha.item() == pytest.approx(before - federation.experiment.lr * slope, rel=1e-6)
 
 

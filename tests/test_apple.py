@@ -13,36 +13,43 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from helpers import SmallFederation, small_experiment
-from orchard.contract import Federation, Reply, Upload
-from orchard.data import ClientData, Samples
+from orchard.core.contract import Download
+from orchard.core.federation import Federation
+from orchard.core.models import CNN
+from orchard.core.training import ClientContext, local_sgd
+from orchard.data.clients import ClientData
+from orchard.data.samples import Samples
 from orchard.experiment import Experiment
-from orchard.methods.apple import Apple, AppleClient, AppleServer
-from orchard.models import CNN
-from orchard.training import Site, descend
+from orchard.methods.apple import Apple, AppleClient, AppleServer, core_of
 from test_vector import Residual
 
 
-def setting(apple: Apple | None = None, **changes: object) -> tuple[Experiment, Federation, list[Site]]:
+def setting(apple: Apple | None = None, **changes: object) -> tuple[Experiment, Federation, list[ClientContext]]:
     small = SmallFederation(method=apple or "apple", **changes)  # type: ignore[arg-type]
-    return small.experiment, small.federation, small.sites
+    return small.experiment, small.federation, small.contexts
 
 
-def halves(experiment: Experiment, federation: Federation) -> tuple[list[AppleClient], AppleServer]:
+def parties(experiment: Experiment, federation: Federation) -> tuple[list[AppleClient], AppleServer]:
     apple = experiment.method
     assert isinstance(apple, Apple)
     return [apple.client(i, federation) for i in range(federation.clients)], apple.server(federation)
 
 
-def one_round(clients: list[AppleClient], server: AppleServer, sites: list[Site], round: int) -> None:
+def one_round(clients: list[AppleClient], server: AppleServer, contexts: list[ClientContext], round: int) -> None:
+    receive(clients, server, contexts, round)
+    for client, context in zip(clients, contexts, strict=True):
+        client.train(context, round)
+    server.aggregate({i: client.upload() for i, client in enumerate(clients)})
+
+
+def receive(clients: list[AppleClient], server: AppleServer, contexts: list[ClientContext], round: int = 0) -> None:
     for i, client in enumerate(clients):
-        client.receive(sites[i], Reply(round, server.reply(i, client.wants(round))))
-        client.train(sites[i], round)
-    server.collect({i: Upload(round, client.upload()) for i, client in enumerate(clients)})
+        client.receive(contexts[i], Download(round, server.send(i, client.select(round))))
 
 
-def at_rate(site: Site, lr: float) -> Site:
-    """The same site with another learning rate."""
-    return dataclasses.replace(site, experiment=site.experiment.model_copy(update={"lr": lr}))
+def at_rate(context: ClientContext, lr: float) -> ClientContext:
+    """The same client with another learning rate."""
+    return dataclasses.replace(context, experiment=context.experiment.model_copy(update={"lr": lr}))
 
 
 # --- The gradients, against the network with N branches ------------------------------------------------
@@ -92,9 +99,11 @@ def test_one_network_has_the_gradients_of_n_branches(factory, shape, classes) ->
     client = apple.client(mine, federation)
     client.relationships = p.clone()
     samples = Samples(x, y)
-    site = Site(mine, experiment, ClientData("", samples, samples, samples), federation.network())
+    context = ClientContext(mine, experiment, ClientData("", samples, samples, samples), federation.network())
     before = client.core.clone()
-    client.train(site, round=0)
+    cores = {core_of(j): federation.initial_core(j) for j in range(n) if j != mine}
+    client.receive(context, Download(0, cores))
+    client.train(context, round=0)
     core_gradient = before - client.core
     p_gradient = p - client.relationships
 
@@ -111,7 +120,7 @@ def test_one_network_has_the_gradients_of_n_branches(factory, shape, classes) ->
 
 def test_the_first_cores_are_independent_and_anyone_can_rebuild_them() -> None:  # =
     experiment, federation, _ = setting()
-    clients, server = halves(experiment, federation)
+    clients, server = parties(experiment, federation)
     cores = torch.stack(server.cores)
     assert torch.equal(cores, torch.stack([client.core for client in clients]))
     resemblance = torch.corrcoef(cores) - torch.eye(4)
@@ -127,58 +136,60 @@ def test_the_first_cores_are_independent_and_anyone_can_rebuild_them() -> None: 
 
 
 def test_alone_and_frozen_it_is_separate_training() -> None:  # =
-    experiment, federation, sites = setting(Apple(relationship_lr=0.0))
-    clients, server = halves(experiment, federation)
+    experiment, federation, contexts = setting(Apple(relationship_lr=0.0))
+    clients, server = parties(experiment, federation)
     for i, client in enumerate(clients):
         client.relationships = torch.eye(len(clients))[i]
     alone = [client.core.clone() for client in clients]
     for r in range(3):
-        one_round(clients, server, sites, r)
-        alone = [descend(site, r, w)[0] for site, w in zip(sites, alone, strict=True)]
+        one_round(clients, server, contexts, r)
+        alone = [local_sgd(context, r, w)[0] for context, w in zip(contexts, alone, strict=True)]
     for client, w in zip(clients, alone, strict=True):
         assert torch.equal(client.core, w)
         assert torch.equal(client.personalised(), w)
 
 
 def test_without_a_self_relationship_the_core_does_not_move() -> None:  # =
-    experiment, federation, sites = setting(Apple(relationship_lr=0.0))
-    clients, server = halves(experiment, federation)
+    experiment, federation, contexts = setting(Apple(relationship_lr=0.0))
+    clients, server = parties(experiment, federation)
     clients[2].relationships[2] = 0.0
     before = clients[2].core.clone()
-    one_round(clients, server, sites, 0)
+    one_round(clients, server, contexts, 0)
     assert torch.equal(clients[2].core, before)
 
 
 def test_a_zero_learning_rate_keeps_the_relationships() -> None:  # =
-    experiment, federation, sites = setting(Apple(relationship_lr=0.0, mu=1.0))
-    clients, server = halves(experiment, federation)
+    experiment, federation, contexts = setting(Apple(relationship_lr=0.0, mu=1.0))
+    clients, server = parties(experiment, federation)
     for r in range(3):
-        one_round(clients, server, sites, r)
+        one_round(clients, server, contexts, r)
     expected = torch.tensor(federation.shares)
     assert all(torch.equal(client.relationships, expected) for client in clients)
 
 
 def test_frozen_relationships_add_up_the_clients_displacements() -> None:  # ≈
-    experiment, federation, sites = setting(Apple(relationship_lr=0.0))
-    clients, server = halves(experiment, federation)
+    experiment, federation, contexts = setting(Apple(relationship_lr=0.0))
+    clients, server = parties(experiment, federation)
+    receive(clients, server, contexts)
     w = clients[0].personalised()
     displacements = [
-        descend(at_rate(site, experiment.lr * share**2), 0, w)[0] - w
-        for site, share in zip(sites, federation.shares, strict=True)
+        local_sgd(at_rate(context, experiment.lr * share**2), 0, w)[0] - w
+        for context, share in zip(contexts, federation.shares, strict=True)
     ]
-    one_round(clients, server, sites, 0)
+    one_round(clients, server, contexts, 0)
     shares = torch.tensor(federation.shares)
     mixed = torch.stack(server.cores).T @ shares
     torch.testing.assert_close(mixed, w + torch.stack(displacements).sum(0), rtol=1e-4, atol=1e-6)
 
 
 def test_uniform_one_step_at_n_times_the_rate_is_a_fedavg_step() -> None:  # ≈
-    experiment, federation, sites = setting(Apple(relationship_lr=0.0), epochs=1, batch_size=1000, lr=0.4)
+    experiment, federation, contexts = setting(Apple(relationship_lr=0.0), epochs=1, batch_size=1000, lr=0.4)
     federation = dataclasses.replace(federation, samples=(10, 10, 10, 10))
-    clients, server = halves(experiment, federation)
+    clients, server = parties(experiment, federation)
+    receive(clients, server, contexts)
     w = clients[0].personalised()
-    averaged = torch.stack([descend(at_rate(site, 0.4 / 4), 0, w)[0] for site in sites]).mean(0)
-    one_round(clients, server, sites, 0)
+    averaged = torch.stack([local_sgd(at_rate(context, 0.4 / 4), 0, w)[0] for context in contexts]).mean(0)
+    one_round(clients, server, contexts, 0)
     torch.testing.assert_close(torch.stack(server.cores).mean(0), averaged, rtol=1e-4, atol=1e-6)
 
 
@@ -186,12 +197,12 @@ def test_without_mu_scheduler_and_centre_do_not_matter() -> None:  # =
     outcomes = []
     for scheduler, fraction, shift in (("cos", 0.3, 0.0), ("exp", 1.0, 0.0), ("cos", 1.0, 5.0)):
         apple = Apple.model_validate({"mu": 0.0, "scheduler": scheduler, "scheduler_fraction": fraction})
-        experiment, federation, sites = setting(apple)
-        clients, server = halves(experiment, federation)
+        experiment, federation, contexts = setting(apple)
+        clients, server = parties(experiment, federation)
         for client in clients:
-            client.prox_centre = client.prox_centre + shift
+            client.p0 = client.p0 + shift
         for r in range(2):
-            one_round(clients, server, sites, r)
+            one_round(clients, server, contexts, r)
         outcomes.append(torch.cat([*server.cores, *(client.relationships for client in clients)]))
     assert torch.equal(outcomes[0], outcomes[1])
     assert torch.equal(outcomes[0], outcomes[2])
@@ -200,24 +211,26 @@ def test_without_mu_scheduler_and_centre_do_not_matter() -> None:  # =
 def test_the_first_proximal_gradient_is_zero() -> None:  # =
     outcomes = []
     for mu in (0.0, 100.0):
-        experiment, federation, sites = setting(Apple(mu=mu, scheduler_fraction=1.0), epochs=1, batch_size=1000)
-        clients, server = halves(experiment, federation)
-        one_round(clients, server, sites, 0)
+        experiment, federation, contexts = setting(Apple(mu=mu, scheduler_fraction=1.0), epochs=1, batch_size=1000)
+        clients, server = parties(experiment, federation)
+        one_round(clients, server, contexts, 0)
         outcomes.append(torch.stack([client.relationships for client in clients]))
     assert torch.equal(*outcomes)
 
 
 def test_the_proximal_term_has_its_half() -> None:
     """The gradient of (μ/2)‖p − p0‖² is μ(p − p0): with no data to learn from, p moves by η2·μ·(p − p0)."""
-    experiment, federation, sites = setting(
+    experiment, federation, contexts = setting(
         Apple(relationship_lr=0.1, mu=2.0, scheduler_fraction=1.0), lr=0.0, epochs=1, batch_size=1000
     )
-    client = halves(experiment, federation)[0][0]
-    client.relationships = client.prox_centre + 1.0
-    twin = Apple(relationship_lr=0.1, mu=0.0).client(0, federation)
+    clients, server = parties(experiment, federation)
+    client, twin = clients[0], Apple(relationship_lr=0.1, mu=0.0).client(0, federation)
+    receive([client], server, contexts)
+    receive([twin], server, contexts)
+    client.relationships = client.p0 + 1.0
     twin.relationships = client.relationships.clone()
-    client.train(sites[0], 0)
-    twin.train(sites[0], 0)
+    client.train(contexts[0], 0)
+    twin.train(contexts[0], 0)
     torch.testing.assert_close(client.relationships, twin.relationships - 0.1 * 2.0 * 1.0)
 
 
@@ -244,12 +257,13 @@ def test_the_proximal_weight_by_hand() -> None:
 
 
 def test_both_learning_rates_decay() -> None:
-    experiment, federation, sites = setting(lr_decay=0.5, epochs=1, batch_size=1000)
-    clients, _ = halves(experiment, federation)
+    experiment, federation, contexts = setting(lr_decay=0.5, epochs=1, batch_size=1000)
+    clients, server = parties(experiment, federation)
     moves = []
     for r in (0, 2):
         client = Apple(mu=0.0).client(1, federation)
-        client.train(sites[1], r)
+        client.receive(contexts[1], Download(r, server.send(1, client.select(r))))
+        client.train(contexts[1], r)
         moves.append((clients[1].core - client.core, clients[1].relationships - client.relationships))
     for first, third in zip(*moves, strict=True):
         torch.testing.assert_close(third, first / 4, rtol=1e-3, atol=1e-7)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import SmallFederation, small_data, small_experiment
-from orchard.contract import Federation, Reply
-from orchard.methods.apple import Apple, AppleClient
-from orchard.training import Site
+from orchard.core.contract import Download
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext
+from orchard.methods.apple import Apple, AppleClient, core_of
 
 
 def state(federation: SmallFederation) -> torch.Tensor:
@@ -21,7 +22,7 @@ def state(federation: SmallFederation) -> torch.Tensor:
 
 
 def test_a_budget_of_all_others_is_no_budget() -> None:
-    """Bit for bit, although limited cores are stored and gathered differently."""
+    """Bit for bit, although under a budget clients keep their copies."""
     free, limited = (SmallFederation(method=Apple(budget=budget)).run(3) for budget in (None, 3))
     assert torch.equal(state(free), state(limited))
 
@@ -34,16 +35,16 @@ def test_under_a_budget_every_core_is_seen_soon_and_none_twice_a_round(n: int, d
     experiment = small_experiment(clients=n, seed=seed, method={"name": "apple", "budget": budget})
     federation = Federation(experiment, (10,) * n, (6,), 3)
     client = Apple(budget=budget).client(mine, federation)
-    site = Site(mine, experiment, small_data(small_experiment()).clients[0], federation.network())
+    context = ClientContext(mine, experiment, small_data(small_experiment()).clients[0], federation.network())
     enough = math.ceil((n - 1) / budget)
     for r in range(enough + 3):
-        wants = client.wants(r)
-        assert len(set(wants)) == len(wants) == budget
-        assert mine not in wants
+        selected = client.select(r)
+        assert len(set(selected)) == len(selected) == budget
+        assert core_of(mine) not in selected
         before = list(client.copies)
-        client.receive(site, Reply(r, {j: torch.full_like(client.core, r) for j in wants}))
+        client.receive(context, Download(r, {name: torch.full_like(client.core, r) for name in selected}))
         for j in range(n):
-            if j not in wants:
+            if core_of(j) not in selected:
                 assert client.copies[j] is before[j]  # what did not come stays as it was
         if r >= enough - 1:
             assert client.downloaded == set(range(n)) - {mine}
@@ -54,38 +55,38 @@ def test_the_choice_follows_the_strength_of_the_relationship(round: int, base: f
     """With one slot, core j is drawn with probability b^|p_j| / Σ b^|p|, b = max(1.5, r·1/4)."""
     p = torch.tensor([0.0, 1.0, -2.0, 0.5])
     federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
-    drawn: Counter[int] = Counter()
+    drawn: Counter[str] = Counter()
     for seed in range(4000):
         client = Apple(budget=1).client(0, federation)
         client.experiment = federation.experiment.model_copy(update={"seed": seed})
         client.relationships, client.downloaded = p, frozenset({1, 2, 3})
-        drawn.update(client.wants(round))
+        drawn.update(client.select(round))
     weights = base ** np.array([1.0, 2.0, 0.5])
     expected = weights / weights.sum()
-    observed = np.array([drawn[j] for j in (1, 2, 3)]) / 4000
+    observed = np.array([drawn[core_of(j)] for j in (1, 2, 3)]) / 4000
     assert observed == pytest.approx(expected, abs=3.5 * math.sqrt(0.25 / 4000))
 
 
 def test_among_cores_never_had_chance_alone_decides() -> None:
     federation = Federation(small_experiment(), (10,) * 5, (6,), 3)
-    drawn: Counter[int] = Counter()
+    drawn: Counter[str] = Counter()
     for seed in range(3000):
         client = Apple(budget=2).client(0, federation)
         client.experiment = federation.experiment.model_copy(update={"seed": seed})
         client.relationships, client.downloaded = torch.tensor([0.0, 9.0, 9.0, 1.0, 0.0]), frozenset({1})
-        drawn.update(client.wants(50))
-    assert [drawn[j] / 3000 for j in (1, 2, 3, 4)] == pytest.approx([0, 2 / 3, 2 / 3, 2 / 3], abs=0.04)
+        drawn.update(client.select(50))
+    assert [drawn[core_of(j)] / 3000 for j in (1, 2, 3, 4)] == pytest.approx([0, 2 / 3, 2 / 3, 2 / 3], abs=0.04)
 
 
 def test_uniform_choice_ignores_relationships_and_history() -> None:
     federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
-    drawn: Counter[int] = Counter()
+    drawn: Counter[str] = Counter()
     for seed in range(3000):
         client = Apple(budget=1, selection="uniform").client(0, federation)
         client.experiment = federation.experiment.model_copy(update={"seed": seed})
         client.relationships, client.downloaded = torch.tensor([0.0, 9.0, 0.0, 0.0]), frozenset({1})
-        drawn.update(client.wants(50))
-    assert [drawn[j] / 3000 for j in (1, 2, 3)] == pytest.approx([1 / 3] * 3, abs=0.04)
+        drawn.update(client.select(50))
+    assert [drawn[core_of(j)] / 3000 for j in (1, 2, 3)] == pytest.approx([1 / 3] * 3, abs=0.04)
 
 
 def test_chance_is_another_one_in_every_round_and_for_every_client() -> None:
@@ -95,7 +96,8 @@ def test_chance_is_another_one_in_every_round_and_for_every_client() -> None:
         client = Apple(budget=1).client(i, federation)
         others = [j for j in range(4) if j != i]
         client.downloaded = frozenset(others)
-        choices.append([others.index(*client.wants(r)) for r in range(30)])
+        names = [core_of(j) for j in others]
+        choices.append([names.index(name) for r in range(30) for name in client.select(r)])
         assert set(choices[-1]) == {0, 1, 2}
     assert len({tuple(choice) for choice in choices}) == 4
 
@@ -104,7 +106,7 @@ def test_huge_relationships_do_not_overflow_the_choice() -> None:
     federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
     client = Apple(budget=2).client(0, federation)
     client.relationships, client.downloaded = torch.tensor([0.0, 1e6, 0.0, -2e6]), frozenset({1, 2, 3})
-    assert client.wants(100) == (1, 3)
+    assert list(client.select(100)) == [core_of(1), core_of(3)]
 
 
 def test_a_core_never_downloaded_is_the_seeded_one() -> None:

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 import orchard
-from helpers import small_arrays, small_experiment
-from orchard.checkpoints import read_newest, save_tensors, write_checkpoint, write_durably, write_tensors
-from orchard.folder import RunFolder
-from orchard.kept import KeptModels
+from crashing import stopped_after
+from helpers import small_arrays, small_experiment, small_run
+from orchard.runs.checkpoints import FORMAT, read_newest, write_checkpoint
+from orchard.runs.files import save_tensors, write_durably, write_tensors
+from orchard.runs.folder import RunFolder
+from orchard.runs.model_store import ModelStore
 
 Pair = namedtuple("Pair", "a b")
 Colour = IntEnum("Colour", "RED GREEN")
@@ -106,7 +108,7 @@ def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
 
 def hostile(state: object) -> str:
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-    return json.dumps({"sha256": digest, "state": state})
+    return json.dumps({"format": FORMAT, "sha256": digest, "state": state})
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,45 @@ def test_a_copy_beside_the_checkpoints_is_none(tmp_path: Path) -> None:
     for name in ("rounds-00001-1.json", "notes.txt"):
         (tmp_path / "checkpoints" / name).write_text("{}")
     assert read_newest(tmp_path / "checkpoints") == ({"value": 1}, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "advice"),
+    [(None, 1, "use the Orchard that wrote it, or start again"), (99, 99, "update Orchard")],
+)
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(
+    given: int | None, said: int, advice: str, tmp_path: Path
+) -> None:
+    for rounds in (1, 2):  # the one before it is of this format, but nobody would know why it is taken
+        write_checkpoint(tmp_path, rounds, {"value": rounds})
+    file = tmp_path / "rounds-00002.json"
+    written = json.loads(file.read_text())
+    assert written["format"] == FORMAT
+    file.write_text(json.dumps({key: value for key, value in written.items() if key != "format"} | with_format(given)))
+    with pytest.raises(orchard.UserError) as refusal:
+        read_newest(tmp_path)
+    version = orchard.__version__
+    assert str(refusal.value) == (
+        f"{file}: is a checkpoint of format {said}, but Orchard {version} reads format {FORMAT}; {advice}"
+    )
+
+
+def with_format(given: int | None) -> dict[str, int]:
+    return {} if given is None else {"format": given}
+
+
+def test_other_peoples_files_beside_the_checkpoints_stay(tmp_path: Path) -> None:
+    foreign = ["notes.txt", "rounds-00001-copy.json", "rounds-00001.txt", "rounds.safetensors", ".mine", "mine/a.json"]
+    (tmp_path / "mine").mkdir()
+    for name in foreign:
+        (tmp_path / name).write_text("precious")
+    for name in (".rounds-00001.json.new", "rounds-00009.safetensors"):  # left by a crash
+        (tmp_path / name).write_text("half")
+    for rounds in (1, 2, 3):
+        write_checkpoint(tmp_path, rounds, {"value": torch.ones(rounds)})
+    assert all((tmp_path / name).read_text() == "precious" for name in foreign)
+    own = {f"rounds-0000{rounds}{suffix}" for rounds in (2, 3) for suffix in (".json", ".safetensors")}
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == {*own, *foreign}
 
 
 # --- On the disk, in order ---
@@ -167,7 +208,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(disk: list[str], tmp_pat
 
 
 def test_a_checkpoint_exists_only_once_all_that_it_builds_on_does(disk: list[str], tmp_path: Path) -> None:
-    orchard.run(small_experiment(out=tmp_path / "run", rounds=2, checkpoint_every=1), small_arrays())
+    small_run(out=tmp_path / "run", rounds=2, checkpoint_every=1)
     complete = disk.index("rename .rounds-00001.json.new rounds-00001.json")
     for first in (
         "sync metrics.jsonl",
@@ -193,10 +234,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 
 
 def test_models_are_deleted_when_neither_of_the_last_two_checkpoints_needs_them(tmp_path: Path) -> None:
-    kept = KeptModels(tmp_path)
+    kept = ModelStore(tmp_path)
     for round, expected in ((0, {0}), (1, {0, 1}), (2, {1, 2}), (3, {2, 3})):
-        kept.offer(round, [(torch.full((4,), float(round)), {})], {round})
-        kept.save({round})
+        kept.stage(round, [(torch.full((4,), float(round)), {})], {round})
+        kept.commit({round})
         assert kept.rounds() == expected
     assert torch.equal(kept.read(2, 0)[0], torch.full((4,), 2.0))
     (tmp_path / "round-abc").mkdir()
@@ -204,26 +245,26 @@ def test_models_are_deleted_when_neither_of_the_last_two_checkpoints_needs_them(
 
 
 def test_models_take_their_name_with_the_next_checkpoint_if_they_are_still_worth_it(tmp_path: Path) -> None:
-    kept = KeptModels(tmp_path)
+    kept = ModelStore(tmp_path)
     for round in (0, 1, 2):
-        kept.offer(round, [(torch.full((4,), float(round)), {"n": torch.tensor(round)})], {max(0, round - 1), round})
+        kept.stage(round, [(torch.full((4,), float(round)), {"n": torch.tensor(round)})], {max(0, round - 1), round})
     assert kept.rounds() == set()
-    kept.save({1})
+    kept.commit({1})
     assert [path.name for path in tmp_path.iterdir()] == ["round-00001"]
     vector, buffers = kept.read(1, 0)
     assert torch.equal(vector, torch.ones(4))
     assert buffers["n"].item() == 1
 
 
-def test_models_that_are_offered_again_replace_those_that_are_there_one_by_one(
+def test_models_that_are_staged_again_replace_those_that_are_there_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = KeptModels(tmp_path)
+    kept = ModelStore(tmp_path)
     for value in (1.0, 2.0):
-        kept.offer(3, [(torch.full((4,), value), {})] * 2, {3})
+        kept.stage(3, [(torch.full((4,), value), {})] * 2, {3})
         if value == 2.0:
             monkeypatch.setattr(shutil, "rmtree", lambda path: pytest.fail(f"deletes {path}"))
-        kept.save({3})
+        kept.commit({3})
     assert [path.name for path in tmp_path.iterdir()] == ["round-00003"]
     assert torch.equal(kept.read(3, 1)[0], torch.full((4,), 2.0))
 
@@ -231,24 +272,33 @@ def test_models_that_are_offered_again_replace_those_that_are_there_one_by_one(
 def test_models_half_written_when_the_disk_was_full_never_replace_whole_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stopped_after(2, tmp_path / "run", rounds=2, checkpoint_every=1)
+    for file in (tmp_path / "run/checkpoints").glob("rounds-00002.*"):  # killed when it had models, but no checkpoint
+        file.unlink()
     written = 0
 
     def full_in_the_end(path: Path, tensors: dict[str, Tensor]) -> None:
         nonlocal written
         written += 1
-        if written > 5:  # the second of those that the last exchange offers
+        if written > 1:  # the second of those that the repeated round stages
             path.write_bytes(b"half a model")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         save_tensors(path, tensors)
 
-    monkeypatch.setattr("orchard.kept.save_tensors", full_in_the_end)
+    monkeypatch.setattr("orchard.runs.model_store.save_tensors", full_in_the_end)
     with pytest.raises(orchard.RunFailed, match="No space left"):
-        orchard.run(small_experiment(out=tmp_path / "run", rounds=1, checkpoint_every=1), small_arrays())
+        orchard.resume(tmp_path / "run", small_arrays())
     monkeypatch.undo()
-    assert (tmp_path / "run/models/.round-00000").exists()
+    assert (tmp_path / "run/models/.round-00001").exists()
+    models_are_whole(tmp_path / "run", including=1)
     orchard.resume(tmp_path / "run", small_arrays(), rounds=3)
-    models = RunFolder(tmp_path / "run").models
-    assert 0 in models.rounds()
+    models_are_whole(tmp_path / "run", including=2)
+    assert not (tmp_path / "run/models/.round-00001").exists()
+
+
+def models_are_whole(run: Path, *, including: int) -> None:
+    models = RunFolder(run).models
+    assert including in models.rounds()
     for round in models.rounds():
         for client in range(4):
             models.read(round, client)  # would refuse a damaged one
@@ -256,11 +306,10 @@ def test_models_half_written_when_the_disk_was_full_never_replace_whole_ones(
 
 def test_checkpoints_are_thinned_where_they_cost_more_than_two_percent(tmp_path: Path) -> None:
     folder, experiment = RunFolder(tmp_path), small_experiment(rounds=10)
-    with folder.held():
+    with folder.locked():
         for cost, due in ((0.0, True), (1e-6, True), (1e6, False)):
             folder.last_checkpoint -= 1  # a second ago
             folder.checkpoint_cost = cost
-            assert folder.checkpoint_is_due(5, experiment) is due
-        assert folder.checkpoint_is_due(10, experiment), "the last is always written"
-        every_third = small_experiment(rounds=10, checkpoint_every=3)
-        assert [r for r in range(1, 11) if folder.checkpoint_is_due(r, every_third)] == [3, 6, 9, 10]
+            assert folder.checkpoint_is_due(5, experiment, None) is due
+        assert folder.checkpoint_is_due(10, experiment, None), "the last is always written"
+        assert [r for r in range(1, 11) if folder.checkpoint_is_due(r, experiment, 3)] == [3, 6, 9, 10]

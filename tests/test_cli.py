@@ -117,7 +117,7 @@ def test_a_run_that_diverges_ends_with_exit_code_1(tmp_path: Path) -> None:
         "run", "--set", "lr=1e20", "--set", "epochs=1", "--set", "model=mlp", "--rounds", "2", cwd=tmp_path
     )
     assert run.returncode == 1
-    assert "orchard: client 0, round 0: the loss or a gradient is not finite at step" in run.stderr
+    assert re.match(r"orchard: client 0, round 0 \(.*\): the loss or a gradient is not finite at step", run.stderr)
     assert "Traceback" not in run.stderr
 
 

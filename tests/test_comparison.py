@@ -5,20 +5,21 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchard.comparison import Comparison, Row, Spread, compare
-from orchard.errors import Refusal, RunFailed, Stopped
-from orchard.experiment import Experiment, load_experiment
-from orchard.folder import RunFolder
-from orchard.grid import Contender, parse_contender
+from orchard.cli.tables import as_csv, as_latex, as_markdown
+from orchard.errors import RunFailed, Stopped, UserError
+from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.methods.apple import Apple
-from orchard.results import Result
-from orchard.runs import resume
-from orchard.tables import as_csv, as_latex, as_markdown
+from orchard.runs.comparison import Comparison, Row, Spread, compare
+from orchard.runs.folder import RunFolder
+from orchard.runs.grid import Contender, Grid, parse_contender
+from orchard.runs.result import Result
+from orchard.runs.run import resume
 from processes import orchard_command
 
 QUICK = ["epochs=1", "rounds=2", "model=mlp", "batch_size=64"]
@@ -50,10 +51,14 @@ def quick() -> Experiment:
     return load_experiment(assignments=QUICK)
 
 
+def quick_grid(root: Path, seeds: Sequence[int] = (1,)) -> Grid:
+    return Grid(quick(), RunOptions(), seeds, root)
+
+
 def quick_compare(methods: str, seeds: list[int], root: Path) -> tuple[Comparison, Log]:
     log = Log()
     contenders = [parse_contender(text, quick()) for text in methods.split(",")]
-    return compare(quick(), contenders, seeds, root, log), log
+    return compare(quick_grid(root, seeds), contenders, log), log
 
 
 def test_finished_runs_are_reused_and_changed_ones_are_not(tmp_path: Path) -> None:
@@ -75,7 +80,10 @@ def test_a_failed_damaged_or_different_run_is_not_reused(tmp_path: Path) -> None
     (folder / "summary.json").write_text(json.dumps({**summary, "state": "failed"}))
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
     for file in tmp_path.glob("*/environment.json"):  # made by other code
-        file.write_text(json.dumps({**json.loads(file.read_text()), "code": "0" * 16}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "results_version": 0}))
+    assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
+    for file in tmp_path.glob("*/environment.json"):  # made by a method of somebody's own, of the same name
+        file.write_text(json.dumps({**json.loads(file.read_text()), "own_code": "0" * 16}))
     assert quick_compare("separate", [1], tmp_path)[1].begun == [("separate", 1)]
     for file in tmp_path.glob("*/summary.json"):
         file.write_text("{")
@@ -88,8 +96,8 @@ def test_a_failed_damaged_or_different_run_is_not_reused(tmp_path: Path) -> None
 def test_a_run_that_fails_is_named_and_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
     log = Log()
     contenders = [Contender("wild", Apple(), {"lr": 1e30}), parse_contender("separate", quick())]
-    with pytest.raises(RunFailed, match=r"^wild, seed 1: client \d, round 0: the loss or a gradient is not finite"):
-        compare(quick(), contenders, [1], tmp_path, log)
+    with pytest.raises(RunFailed, match=r"^wild, seed 1: client \d, round 0 .*: the loss or a gradient is not finite"):
+        compare(quick_grid(tmp_path), contenders, log)
     assert log.failed == [("wild", 1)]
     assert log.begun == [("wild", 1), ("separate", 1)]
     assert quick_compare("separate", [1], tmp_path)[1].kept == [("separate", 1)]
@@ -100,17 +108,17 @@ def test_asked_to_stop_in_a_last_round_the_next_run_does_not_begin(tmp_path: Pat
     asked = iter([*[False] * (rounds + 1), True, True])  # before the first run, after each exchange, between the runs
     contenders = [parse_contender(name, quick()) for name in ("separate", "apple")]
     with pytest.raises(Stopped, match="stopped at apple, seed 1"):
-        compare(quick(), contenders, [1], tmp_path, log, asked.__next__)
+        compare(quick_grid(tmp_path), contenders, log, asked.__next__)
     assert log.begun == [("separate", 1)]
     assert [RunFolder(path).state() for path in tmp_path.iterdir()] == ["finished"]
 
 
 def test_what_another_process_is_running_is_not_run_twice(tmp_path: Path) -> None:
     asked = iter([False, False, True])
-    with pytest.raises(Stopped, match="stopped at apple, seed 1; what was saved is safe; the same again goes on"):
-        compare(quick(), [parse_contender("apple", quick())], [1], tmp_path, Log(), asked.__next__)
+    with pytest.raises(Stopped, match="stopped at apple, seed 1; what was saved is safe; the same command goes on"):
+        compare(quick_grid(tmp_path), [parse_contender("apple", quick())], Log(), asked.__next__)
     (folder,) = tmp_path.iterdir()
-    with RunFolder(folder).held(), pytest.raises(RunFailed, match=r"apple, seed 1: .* is in use by process \d+ on "):
+    with RunFolder(folder).locked(), pytest.raises(RunFailed, match=r"apple, seed 1: .* is in use by process \d+ on "):
         quick_compare("apple,separate", [1], tmp_path)
     assert quick_compare("apple,separate", [1], tmp_path)[1].kept == [("separate", 1)]
 
@@ -119,7 +127,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = quick_compare("apple", [1], tmp_path / "whole")[0]
     asked = iter([False, False, True])
     with pytest.raises(Stopped):
-        compare(quick(), [parse_contender("apple", quick())], [1], tmp_path / "cut", Log(), lambda: next(asked))
+        compare(quick_grid(tmp_path / "cut"), [parse_contender("apple", quick())], Log(), lambda: next(asked))
     (folder,) = (tmp_path / "cut").iterdir()
     assert not (folder / "summary.json").exists()
     resumed, log = quick_compare("apple", [1], tmp_path / "cut")
@@ -128,12 +136,12 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert replace(resumed.rows[0], seconds=0) == replace(whole.rows[0], seconds=0)
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot go on, since no checkpoint is whole")
+@pytest.mark.filterwarnings("ignore:.*no checkpoint is whole")
 def test_a_run_whose_checkpoints_are_damaged_is_run_anew(tmp_path: Path) -> None:
     for asked in ([False, False, True], [False, True]):  # the second time after the damaged one
         answers = iter(asked)
         with pytest.raises(Stopped):
-            compare(quick(), [parse_contender("apple", quick())], [1], tmp_path, Log(), answers.__next__)
+            compare(quick_grid(tmp_path), [parse_contender("apple", quick())], Log(), answers.__next__)
         for file in tmp_path.glob("digits-dirichlet-apple-seed1/checkpoints/*.safetensors"):
             file.write_bytes(b"")
     quick_compare("apple", [1], tmp_path)
@@ -143,8 +151,8 @@ def test_a_run_whose_checkpoints_are_damaged_is_run_anew(tmp_path: Path) -> None
 
 def test_an_extended_run_is_not_one_of_that_many_rounds(tmp_path: Path) -> None:
     contender = parse_contender("apple", quick())
-    shorter = quick().model_copy(update={"rounds": quick().rounds - 1})
-    compare(shorter, [contender], [1], tmp_path, Log())
+    shorter = quick().changed(rounds=quick().rounds - 1)
+    compare(replace(quick_grid(tmp_path), base=shorter), [contender], Log())
     (folder,) = tmp_path.iterdir()
     resume(folder, rounds=quick().rounds)
     assert quick_compare("apple", [1], tmp_path)[1].begun == [("apple", 1)]
@@ -174,7 +182,7 @@ def test_a_contender_keeps_what_the_experiment_says_of_it() -> None:
     ],
 )
 def test_a_bad_contender_is_refused(text: str, message: str) -> None:
-    with pytest.raises(Refusal, match=message.replace("?", r"\?")):
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
         parse_contender(text, quick())
 
 
@@ -187,8 +195,8 @@ def test_worse_than_alone_and_spreads_by_hand(tmp_path: Path) -> None:
     by_name = {(s["method"], s["seed"]): s for s in summaries}
     worse = []
     for seed in (1, 2):
-        mine = by_name["fedavg", seed]["figures"]["exchanged"]["clients"]
-        theirs = by_name["separate", seed]["figures"]["trained"]["clients"]
+        mine = by_name["fedavg", seed]["figures"]["after_aggregation"]["clients"]
+        theirs = by_name["separate", seed]["figures"]["after_training"]["clients"]
         worse.append(sum(a < b for a, b in zip(mine, theirs, strict=True)))
     assert fedavg.worse_than_alone == sum(worse) / 2
     a, b = (by_name["fedavg", seed]["bmcta"] for seed in (1, 2))

@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment
-from orchard.data import ClientArrays, deal, from_arrays, load_dataset
+from orchard.data.clients import ClientArrays, divide, from_arrays
+from orchard.data.datasets import load_dataset
 from orchard.data.readers import Part, read_idx
 from orchard.data.samples import as_samples, image_samples
-from orchard.errors import Refusal
+from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
 
 
@@ -32,7 +33,7 @@ def test_digits_are_28_by_28_and_split_by_class() -> None:
 
 def test_validation_is_drawn_from_all_that_a_client_holds() -> None:
     experiment = load_experiment(overrides={"partition": "iid", "clients": 4})
-    for client in deal(load_dataset(experiment), experiment).clients:
+    for client in divide(load_dataset(experiment), experiment).clients:
         assert len(client.train.y) == int(0.85 * (len(client.train.y) + len(client.validation.y)))
         assert len(set(client.validation.y.tolist())) >= 9
 
@@ -96,14 +97,16 @@ def test_bytes_of_clients_are_images_of_the_size_that_is_set(shape: tuple[int, .
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_a_shape_that_can_be_read_in_two_ways_is_refused(dtype: type) -> None:
-    with pytest.raises(Refusal, match=r"here: \(5, 3, 8, 3\) does not tell whether channels come first or last"):
+    with pytest.raises(
+        UserError, match=r"here: the shape \(5, 3, 8, 3\) does not tell whether channels come first or last"
+    ):
         as_samples(np.zeros((5, 3, 8, 3), dtype), np.zeros(5, int), 28, "here")
 
 
-def test_a_dealt_dataset_is_cut_exactly_and_shared() -> None:
+def test_a_divided_dataset_is_cut_exactly_and_shared() -> None:
     experiment = Experiment(fraction=0.9)
     dataset = load_dataset(experiment)
-    data = deal(dataset, experiment)
+    data = divide(dataset, experiment)
     counts = data.class_counts()
     assert data.matrix is not None
     kept = (torch.bincount(dataset.train.y).numpy() * 0.9).astype(int)
@@ -119,19 +122,19 @@ def test_a_dealt_dataset_is_cut_exactly_and_shared() -> None:
     assert len(torch.unique(pixels, dim=0)) >= len(pixels) - 2  # the dataset itself repeats an image or so
 
 
-def test_dealing_does_not_depend_on_the_training_seed() -> None:
-    first, second = (deal(load_dataset(e), e) for e in (Experiment(seed=1), Experiment(seed=2)))
+def test_dividing_does_not_depend_on_the_training_seed() -> None:
+    first, second = (divide(load_dataset(e), e) for e in (Experiment(seed=1), Experiment(seed=2)))
     assert torch.equal(first.clients[3].train.x, second.clients[3].train.x)
 
 
 def test_a_client_without_data_is_refused_by_name() -> None:
     experiment = load_experiment(assignments=["clients=12", "partition=practical"])
-    with pytest.raises(Refusal, match=r"partition: leaves client \d+ without a test sample"):
-        deal(load_dataset(experiment), experiment)
+    with pytest.raises(UserError, match=r"partition: leaves client \d+ without a test sample"):
+        divide(load_dataset(experiment), experiment)
 
 
 def test_an_unknown_dataset_is_refused() -> None:
-    with pytest.raises(Refusal, match="dataset = 'minst': no such path, nor a known dataset; did you mean 'mnist'"):
+    with pytest.raises(UserError, match="dataset = 'minst': no such path, nor a known dataset; did you mean 'mnist'"):
         load_dataset(Experiment(dataset="minst"))
 
 
@@ -165,7 +168,7 @@ def test_idx_files_are_read_exactly(tmp_path: Path) -> None:
 def test_a_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(content)
-    with pytest.raises(Refusal, match=r"images\.gz: ") as refusal:
+    with pytest.raises(UserError, match=r"images\.gz: ") as refusal:
         read_idx(path, dimensions=3)
     assert message in str(refusal.value)
 
@@ -190,17 +193,17 @@ def write_mnist(folder: Path, labels: list[int], images: int) -> None:
 )
 def test_mnist_files_that_contradict_are_refused(tmp_path: Path, labels: list[int], message: str) -> None:
     write_mnist(tmp_path, labels, images=3)
-    with pytest.raises(Refusal, match=message), pytest.warns(UserWarning, match="is not the published file"):
-        load_dataset(Experiment(dataset="mnist", data_dir=tmp_path))
+    with pytest.raises(UserError, match=message), pytest.warns(UserWarning, match="is not the published file"):
+        load_dataset(Experiment(dataset="mnist"), tmp_path)
 
 
 @needs_mnist
 def test_real_mnist() -> None:
-    experiment = Experiment(dataset="mnist", data_dir=REAL_DATA)
-    mnist = load_dataset(experiment)
+    experiment = Experiment(dataset="mnist")
+    mnist = load_dataset(experiment, REAL_DATA)
     assert mnist.train.x.shape == (60_000, 1, 28, 28)
     assert mnist.test.y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-    data = deal(mnist, experiment)
+    data = divide(mnist, experiment)
     assert sum(len(c.train.y) + len(c.validation.y) for c in data.clients) > 60_000 - 10 * 12
 
 
@@ -240,11 +243,11 @@ def broken(**changes: NDArray[Any]) -> ClientArrays:
     ],
 )
 def test_bad_arrays_are_refused(arrays: ClientArrays, message: str) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         from_arrays([arrays, *small_arrays()[1:]], small_experiment())
     assert message in str(refusal.value)
 
 
 def test_the_number_of_clients_must_agree() -> None:
-    with pytest.raises(Refusal, match="clients = 4: but data of 3 clients were given"):
+    with pytest.raises(UserError, match="clients = 4: but data of 3 clients were given"):
         from_arrays(small_arrays(3), small_experiment())

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import orchard
-from helpers import small_arrays, small_experiment
-from orchard.data import ClientArrays, from_arrays
-from orchard.export import Choice, export_model
-from orchard.folder import RunFolder
-from orchard.prediction import batches, classify, load_classifier
-from orchard.results import Result
+from helpers import small_arrays, small_run
+from orchard.data.clients import ClientArrays, from_arrays
+from orchard.export.export import export_model
+from orchard.export.predict import batches, classify, load_classifier
+from orchard.export.trained_model import Choice
+from orchard.runs.folder import RunFolder
+from orchard.runs.result import Result
 from processes import orchard_command
 from test_vector import Residual
 
@@ -34,15 +35,14 @@ LEARNS = {"model": "cnn", "epochs": 1, "lr": 0.02, "method": "separate"}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("export") / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Result:
     """Twelve rounds, of which the best, the last and the one that validation chooses are three."""
-    folder = tmp_path_factory.mktemp("export") / "run"
-    return orchard.run(small_experiment(**LEARNS, rounds=12, out=folder, checkpoint_every=4), small_arrays(shape=SHAPE))
-
-
-def folder_of(result: Result) -> Path:
-    assert result.experiment.out is not None
-    return result.experiment.out
+    return small_run(small_arrays(shape=SHAPE), **LEARNS, rounds=12, out=folder, checkpoint_every=4)
 
 
 def predicted(model: Path, x: np.ndarray, y: np.ndarray | None, factory: str | None = None) -> float | None:
@@ -57,26 +57,28 @@ def predicted(model: Path, x: np.ndarray, y: np.ndarray | None, factory: str | N
     ("choice", "suffix"), [*((choice, ".safetensors") for choice in CHOICES), ("validation", ".onnx")]
 )
 def test_accuracy_on_a_clients_test_data_is_the_runs_figure(
-    trained: Result, suffix: str, choice: Choice, tmp_path: Path
+    trained: Result, folder: Path, suffix: str, choice: Choice, tmp_path: Path
 ) -> None:
     figures = trained.figures()
     round = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
     data = from_arrays(small_arrays(shape=SHAPE), trained.experiment)
     for i, client in enumerate(data.clients[: 1 if suffix == ".onnx" else None]):
         model = tmp_path / f"{i}{suffix}"
-        export_model(folder_of(trained), str(i), model, choice)
+        export_model(folder, str(i), model, choice)
         accuracy = predicted(model, client.test.x.numpy(), client.test.y.numpy())
         assert accuracy == trained.accuracy()[round, i]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_weights_are_those_of_the_round_that_was_chosen(trained: Result, choice: Choice, tmp_path: Path) -> None:
+def test_the_weights_are_those_of_the_round_that_was_chosen(
+    trained: Result, folder: Path, choice: Choice, tmp_path: Path
+) -> None:
     figures = trained.figures()
     assert len({figures.best.round, figures.last.round, figures.validation_selected.round}) == 3
     round = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
-    ended_there = orchard.run(small_experiment(**LEARNS, rounds=round + 1), small_arrays(shape=SHAPE))
+    ended_there = small_run(small_arrays(shape=SHAPE), **LEARNS, rounds=round + 1)
     for i in range(4):
-        export_model(folder_of(trained), str(i), tmp_path / "m.safetensors", choice)
+        export_model(folder, str(i), tmp_path / "m.safetensors", choice)
         written, expected = load_file(tmp_path / "m.safetensors"), ended_there.personalised(i).state_dict()
         assert written.keys() == expected.keys()
         assert all(torch.equal(written[name], expected[name]) for name in expected)
@@ -85,7 +87,7 @@ def test_the_weights_are_those_of_the_round_that_was_chosen(trained: Result, cho
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_batchnorm_statistics_go_with_the_model(suffix: str, tmp_path: Path) -> None:
     arrays = small_arrays(shape=(2, 6, 6))
-    result = orchard.run(small_experiment(model=Residual, out=tmp_path / "run"), arrays)
+    result = small_run(arrays, model=Residual, out=tmp_path / "run")
     model = tmp_path / f"model{suffix}"
     export_model(tmp_path / "run", "client 1", model, "last")
     x = torch.randn(7, 2, 6, 6)
@@ -97,12 +99,12 @@ def test_batchnorm_statistics_go_with_the_model(suffix: str, tmp_path: Path) -> 
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_card_says_what_matters(trained: Result, tmp_path: Path) -> None:
-    name, card_file = export_model(folder_of(trained), "2", tmp_path / "model.safetensors", "best")
+def test_the_card_says_what_matters(trained: Result, folder: Path, tmp_path: Path) -> None:
+    name, card_file = export_model(folder, "2", tmp_path / "model.safetensors", "best")
     assert name == "client 2"
     card = card_file.read_text()
     best = trained.figures().best.round
-    scores = trained.rounds[best].trained[2]
+    scores = trained.rounds[best].after_training[2]
     assert scores is not None
     for text in (
         "the personalised model of client 2",
@@ -122,7 +124,7 @@ def test_the_card_says_what_matters(trained: Result, tmp_path: Path) -> None:
 def test_a_client_of_one_class_has_a_card_that_says_so(tmp_path: Path) -> None:
     arrays = small_arrays()
     arrays[0].y_test[:] = 2
-    result = orchard.run(small_experiment(out=tmp_path / "run", method="separate"), arrays)
+    result = small_run(arrays, out=tmp_path / "run", method="separate")
     assert result.summary()["single_class_clients"] == ["client 0"]
     card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")[1].read_text()
     assert "| not defined | not defined |" in card
@@ -148,7 +150,7 @@ class Doubles(nn.Module):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_double_precision_and_buffers_that_are_not_state_go_with_the_model(suffix: str, tmp_path: Path) -> None:
-    result = orchard.run(small_experiment(model=Doubles, out=tmp_path / "run"), small_arrays())
+    result = small_run(model=Doubles, out=tmp_path / "run")
     file = tmp_path / f"model{suffix}"
     _, card = export_model(tmp_path / "run", "1", file, "last")
     x = small_arrays()[1].x_test
@@ -190,15 +192,15 @@ class Untraceable(nn.Module):
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 @pytest.mark.parametrize("network", [Untraceable, OneByOne])
 def test_a_network_that_cannot_be_traced_is_refused(network: type[nn.Module], suffix: str, tmp_path: Path) -> None:
-    orchard.run(small_experiment(model=network, out=tmp_path / "run"), small_arrays())
-    with pytest.raises(orchard.Refusal, match=f"{suffix}: the network cannot be written so: .*; try .safetensors"):
+    small_run(model=network, out=tmp_path / "run")
+    with pytest.raises(orchard.UserError, match=f"{suffix}: the network cannot be written so: .*; try .safetensors"):
         export_model(tmp_path / "run", "0", tmp_path / f"m{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_clients_name_goes_before_a_number(tmp_path: Path) -> None:
     arrays = [replace(client, name=name) for client, name in zip(small_arrays(), "3201", strict=True)]
-    orchard.run(small_experiment(out=tmp_path / "run"), arrays)
+    small_run(arrays, out=tmp_path / "run")
     assert export_model(tmp_path / "run", "3", tmp_path / "m.safetensors")[0] == "3"
     with safe_open(tmp_path / "m.safetensors", "pt") as opened:
         about = json.loads(opened.metadata()["orchard"])
@@ -225,8 +227,7 @@ def picture_arrays() -> list[ClientArrays]:
 def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
     arrays = picture_arrays()
     run = tmp_path / "run"
-    experiment = small_experiment(clients=2, model="cnn", size=16, rounds=4, method="fedavg-local", out=run)
-    result = orchard.run(experiment, arrays)
+    result = small_run(arrays, clients=2, model="cnn", size=16, rounds=4, method="fedavg-local", out=run)
     (tmp_path / "images").mkdir()
     for k, pixels in enumerate(arrays[1].x_test):
         Image.fromarray(pixels).save(tmp_path / f"images/{k:03d}.png")

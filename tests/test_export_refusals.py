@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import orchard
-from helpers import Dropping, small_arrays, small_experiment
-from orchard.export import export_model
-from orchard.prediction import batches, classify, load_classifier
+from helpers import Dropping, small_arrays, small_run
+from orchard.export.export import export_model
+from orchard.export.predict import batches, classify, load_classifier
 from processes import orchard_command
 
 
@@ -22,7 +23,7 @@ from processes import orchard_command
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one round."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    orchard.run(small_experiment(model="cnn", rounds=1, out=folder), small_arrays(shape=(1, 16, 16)))
+    small_run(small_arrays(shape=(1, 16, 16)), model="cnn", rounds=1, out=folder)
     return folder
 
 
@@ -41,7 +42,7 @@ def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
         ((run, "0", tmp_path / "nowhere/m.pt2"), "cannot be written: No such file or directory"),
         ((run, "0", run / "summary.json/m.pt2"), "cannot be written: Not a directory"),
     ):
-        with pytest.raises(orchard.Refusal, match=message):
+        with pytest.raises(orchard.UserError, match=message):
             export_model(*arguments)
     assert list(tmp_path.iterdir()) == []
 
@@ -50,14 +51,14 @@ def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
 def test_a_file_that_says_nonsense_of_itself_is_refused(about: dict[str, object], tmp_path: Path) -> None:
     good = {"model": "mlp", "shape": [6], "classes": ["a", "b", "c"]}
     save_file({"x": torch.zeros(1)}, tmp_path / "odd.safetensors", {"orchard": json.dumps(good | about)})
-    with pytest.raises(orchard.Refusal, match="was not exported by Orchard"):
+    with pytest.raises(orchard.UserError, match="was not exported by Orchard"):
         load_classifier(tmp_path / "odd.safetensors")
 
 
 def test_a_file_does_not_choose_how_much_memory_is_taken(tmp_path: Path) -> None:
     about = {"model": "mlp", "shape": [10**6, 10**6], "classes": ["a", "b"]}
     save_file({"x": torch.zeros(1)}, tmp_path / "bomb.safetensors", {"orchard": json.dumps(about)})
-    with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp': the names or shapes"):
+    with pytest.raises(orchard.UserError, match="does not fit the network 'mlp': the names or shapes"):
         load_classifier(tmp_path / "bomb.safetensors")
 
 
@@ -72,8 +73,47 @@ def test_an_onnx_file_that_says_nonsense_of_itself_is_refused(
     (entry,) = [entry for entry in program.metadata_props if entry.key == "orchard"]
     entry.value = json.dumps({**json.loads(entry.value), **about})
     onnx.save(program, tmp_path / "m.onnx")
-    with pytest.raises(orchard.Refusal, match="does not take samples or know classes as it says"):
+    with pytest.raises(orchard.UserError, match="does not take samples or know classes as it says"):
         load_classifier(tmp_path / "m.onnx")
+
+
+def described(file: Path, *, remove: str | None = None, **changes: object) -> None:
+    """Change what an exported file says of itself."""
+    with safe_open(file, "pt") as opened:
+        about = {**json.loads(opened.metadata()["orchard"]), **changes}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
+    about.pop(remove, None)
+    save_file(tensors, file, {"orchard": json.dumps(about)})
+
+
+def test_a_model_of_a_newer_format_is_refused_in_one_sentence(model: Path) -> None:
+    sentence = f"{model}: is a model of format 99, but Orchard {orchard.__version__} reads format 1; update Orchard"
+    for remove in (None, "classes"):  # a newer format may call things by other names
+        described(model, format=99, remove=remove)
+        with pytest.raises(orchard.UserError) as refusal:
+            load_classifier(model)
+        assert str(refusal.value) == sentence
+
+
+def test_an_onnx_file_of_a_newer_format_is_refused_in_one_sentence(run: Path, tmp_path: Path) -> None:
+    import onnx
+
+    export_model(run, "0", tmp_path / "m.onnx")
+    program = onnx.load(tmp_path / "m.onnx")
+    (entry,) = [entry for entry in program.metadata_props if entry.key == "orchard"]
+    entry.value = json.dumps({**json.loads(entry.value), "format": 99})
+    onnx.save(program, tmp_path / "m.onnx")
+    with pytest.raises(
+        orchard.UserError, match=r"m\.onnx: is a model of format 99, but Orchard .* reads format 1; update"
+    ):
+        load_classifier(tmp_path / "m.onnx")
+
+
+def test_a_model_from_before_formats_had_numbers_is_read(model: Path) -> None:
+    x = torch.randn(5, 1, 16, 16)
+    before = load_classifier(model).scores(x)
+    described(model, remove="format")
+    assert torch.equal(load_classifier(model).scores(x), before)
 
 
 def test_a_link_is_written_through(model: Path, tmp_path: Path) -> None:
@@ -103,11 +143,11 @@ def test_predictions_are_written_whole_or_not_at_all(model: Path, tmp_path: Path
 def test_a_file_does_not_choose_what_code_runs(tmp_path: Path) -> None:
     about = {"model": "os:abort", "shape": [6], "classes": ["a", "b", "c"]}
     save_file({"x": torch.zeros(1)}, tmp_path / "evil.safetensors", {"orchard": json.dumps(about)})
-    with pytest.raises(orchard.Refusal, match="a file may not choose what code runs"):
+    with pytest.raises(orchard.UserError, match="a file may not choose what code runs"):
         load_classifier(tmp_path / "evil.safetensors")
-    orchard.run(small_experiment(model=Dropping, out=tmp_path / "run"), small_arrays())
+    small_run(model=Dropping, out=tmp_path / "run")
     export_model(tmp_path / "run", "0", tmp_path / "own.safetensors")
-    with pytest.raises(orchard.Refusal, match="name it yourself: --model helpers:Dropping"):
+    with pytest.raises(orchard.UserError, match="name it yourself: --model helpers:Dropping"):
         load_classifier(tmp_path / "own.safetensors")
     assert load_classifier(tmp_path / "own.safetensors", "helpers:Dropping").classes == ["0", "1", "2"]
 
@@ -127,9 +167,9 @@ def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
         (tmp_path / "model.pth", "expected a model exported as .safetensors or .onnx"),
         (tmp_path / "missing.onnx", "no such file"),
     ):
-        with pytest.raises(orchard.Refusal, match=message):
+        with pytest.raises(orchard.UserError, match=message):
             load_classifier(file)
-    with pytest.raises(orchard.Refusal, match="does not fit the network 'mlp'"):
+    with pytest.raises(orchard.UserError, match="does not fit the network 'mlp'"):
         load_classifier(model, "mlp")
 
 
@@ -148,5 +188,5 @@ def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
         ("empty", "holds no image"),
         ("missing.png", "no such file"),
     ):
-        with pytest.raises(orchard.Refusal, match=message):
+        with pytest.raises(orchard.UserError, match=message):
             classify(classifier, batches([tmp_path / name], classifier), io.StringIO())

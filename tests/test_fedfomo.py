@@ -10,13 +10,13 @@ from torch.nn import functional
 
 import orchard
 from helpers import SmallFederation, method, small_arrays, small_experiment
-from orchard import training
-from orchard.contract import Reply
-from orchard.data import Samples
+from orchard.core import evaluation
+from orchard.core.contract import Download
+from orchard.core.evaluation import class_scores, mean_loss
+from orchard.core.vector import Network
+from orchard.data.samples import Samples
 from orchard.methods import fedfomo
-from orchard.methods.fedfomo import FedFomoClient
-from orchard.training import class_scores, mean_loss
-from orchard.vector import Network
+from orchard.methods.fedfomo import FedFomoClient, model_of
 
 
 def fomo_clients(federation: SmallFederation) -> list[FedFomoClient]:
@@ -45,8 +45,8 @@ def received(
     client = fomo_clients(federation)[1]
     base = client.base
     models = {j: torch.randn_like(base) for j in (0, 2, 3)} | {1: client.model}
-    monkeypatch.setattr(client, "_worth", lambda _site, _candidates: worth)
-    client.receive(federation.sites[1], Reply(1, {j: models[j] for j in (0, 2, 3)}))
+    monkeypatch.setattr(client, "_worth", lambda _context, _candidates: worth)
+    client.receive(federation.contexts[1], Download(1, {model_of(j): models[j] for j in (0, 2, 3)}))
     return client, base, models
 
 
@@ -64,35 +64,35 @@ def test_the_mixture_and_the_affinity_by_hand(monkeypatch: pytest.MonkeyPatch) -
 
 def test_worth_by_hand_and_a_candidate_equal_to_the_base() -> None:
     federation = SmallFederation(method="fedfomo").run(1)
-    client, site = fomo_clients(federation)[0], federation.sites[0]
+    client, context = fomo_clients(federation)[0], federation.contexts[0]
     other = client.base + 0.1
-    worth = client._worth(site, {1: other, 2: client.base.clone()})
-    loss = mean_loss(site.network, client.base, site.data.validation)
-    gain = loss - mean_loss(site.network, other, site.data.validation)
+    worth = client._worth(context, {1: other, 2: client.base.clone()})
+    loss = mean_loss(context.network, client.base, context.data.validation)
+    gain = loss - mean_loss(context.network, other, context.data.validation)
     assert worth[1] == pytest.approx(gain / (0.1 * math.sqrt(len(other)) + 1e-8), rel=1e-4)
     assert worth[2] == 0.0
 
 
 def test_a_loss_above_the_limit_is_infinite_and_any_other_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "FIRST_BATCH", 2)
+    monkeypatch.setattr(evaluation, "FIRST_BATCH", 2)
     federation = SmallFederation()
-    site, model = federation.sites[0], federation.clients[0].personalised()
-    whole = mean_loss(site.network, model, site.data.train)
-    scores = class_scores(site.network, model, site.data.train.x)
-    assert whole == pytest.approx(functional.cross_entropy(scores, site.data.train.y).item(), rel=1e-6)
-    assert mean_loss(site.network, model, site.data.train, limit=whole) == whole
+    context, model = federation.contexts[0], federation.federation.initial_model()
+    whole = mean_loss(context.network, model, context.data.train)
+    scores = class_scores(context.network, model, context.data.train.x)
+    assert whole == pytest.approx(functional.cross_entropy(scores, context.data.train.y).item(), rel=1e-6)
+    assert mean_loss(context.network, model, context.data.train, limit=whole) == whole
     for limit in (math.nextafter(whole, 0), whole / 2, 0.0):
-        assert mean_loss(site.network, model, site.data.train, limit=limit) == math.inf
+        assert mean_loss(context.network, model, context.data.train, limit=limit) == math.inf
     seen: list[int] = []
-    site.network.module.register_forward_hook(lambda _module, _inputs, scores: seen.append(len(scores)))
-    mean_loss(site.network, model, site.data.train, limit=0.0)
+    context.network.module.register_forward_hook(lambda _module, _inputs, scores: seen.append(len(scores)))
+    mean_loss(context.network, model, context.data.train, limit=0.0)
     assert seen == [2]
-    mean_loss(site.network, model, site.data.train)
+    mean_loss(context.network, model, context.data.train)
     assert seen[1:] == [2, 4, 8, 3]
 
 
 def test_stopping_at_what_is_worse_than_the_base_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "FIRST_BATCH", 2)
+    monkeypatch.setattr(evaluation, "FIRST_BATCH", 2)
     stopped = 0
 
     def counted(network: Network, model: Tensor, samples: Samples, limit: float = math.inf) -> float:
@@ -113,11 +113,11 @@ def test_stopping_at_what_is_worse_than_the_base_changes_no_bit(monkeypatch: pyt
         assert np.array_equal(one.weights, other.weights)
 
 
-def test_the_losses_of_base_and_model_are_those_of_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_losses_of_base_and_model_are_those_of_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = SmallFederation(method="fedfomo", rounds=6).run(2)
-    for client, site in zip(fomo_clients(federation), federation.sites, strict=True):
+    for client, context in zip(fomo_clients(federation), federation.contexts, strict=True):
         for model, loss in ((client.model, client.model_loss), (client.base, client.base_loss)):
-            assert loss == pytest.approx(mean_loss(site.network, model, site.data.validation), rel=1e-5)
+            assert loss == pytest.approx(mean_loss(context.network, model, context.data.validation), rel=1e-5)
     run = 0
 
     def counted(network: Network, model: Tensor, samples: Samples, limit: float = math.inf) -> float:
@@ -136,9 +136,11 @@ def normalised() -> nn.Module:
 
 def test_a_base_that_was_measured_with_other_statistics_is_measured_again() -> None:
     federation = SmallFederation(method="fedfomo", model=normalised, batch_size=64).run(2)
-    for client, site in zip(fomo_clients(federation), federation.sites, strict=True):
+    for client, context in zip(fomo_clients(federation), federation.contexts, strict=True):
         assert client.base_loss is None
-        assert client.model_loss == pytest.approx(mean_loss(site.network, client.model, site.data.validation), rel=1e-5)
+        assert client.model_loss == pytest.approx(
+            mean_loss(context.network, client.model, context.data.validation), rel=1e-5
+        )
 
 
 def test_test_data_never_affect_fedfomo() -> None:
@@ -158,33 +160,33 @@ def test_fedfomo_explores_early_and_then_takes_the_best() -> None:
     late, early = [], []
     for seed in range(2000):
         client.seed = seed
-        late.append(client.wants(6))
-        early.append(client.wants(1))
-    assert set(late) == {(2,)}
-    assert early.count((2,)) / 2000 == pytest.approx(0.75 + 0.25 / 3, abs=0.04)
+        late.append(tuple(client.select(6)))
+        early.append(tuple(client.select(1)))
+    assert set(late) == {(model_of(2),)}
+    assert early.count((model_of(2),)) / 2000 == pytest.approx(0.75 + 0.25 / 3, abs=0.04)
     client.affinity[1] = 0.9
     ties = []
     for seed in range(500):
         client.seed = seed
-        ties.append(client.wants(9))
-    assert ties.count((1,)) / 500 == pytest.approx(0.5, abs=0.1)
+        ties.append(tuple(client.select(9)))
+    assert ties.count((model_of(1),)) / 500 == pytest.approx(0.5, abs=0.1)
 
 
 def test_ties_are_drawn_anew_in_every_round_and_by_every_client() -> None:
     federation = SmallFederation(method=method("fedfomo", budget=1))
     choices = []
     for i, client in enumerate(fomo_clients(federation)):
-        others = [j for j in range(4) if j != i]
-        choices.append([others.index(*client.wants(r)) for r in range(6, 36)])
+        others = [model_of(j) for j in range(4) if j != i]
+        choices.append([others.index(name) for r in range(6, 36) for name in client.select(r)])
         assert set(choices[-1]) == {0, 1, 2}
     assert len({tuple(choice) for choice in choices}) == 4
 
 
 def test_a_candidate_that_overflows_is_worth_nothing_and_spoils_nothing() -> None:
     federation = SmallFederation(method="fedfomo").run(1)
-    client, site = fomo_clients(federation)[1], federation.sites[1]
-    sound = federation.server.reply(1, client.wants(1))
-    client.receive(site, Reply(1, {**sound, 0: torch.full_like(client.base, 1e30)}))
+    client, context = fomo_clients(federation)[1], federation.contexts[1]
+    sound = federation.server.send(1, client.select(1))
+    client.receive(context, Download(1, {**sound, model_of(0): torch.full_like(client.base, 1e30)}))
     assert client.weights[0] == 0
     assert client.weights.sum() == pytest.approx(1)
     assert client.personalised().isfinite().all()

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from orchard.deploy.connection import Connection, Seen, printable
-from orchard.deploy.job import RESULTS
-from orchard.deploy.supervision import AGAIN, STUCK, Supervisor, stop
 from orchard.errors import RunFailed
-from orchard.folder import RunFolder
+from orchard.runs.folder import RunFolder
+from orchard.sites.connection import Connection, SiteStatus, printable
+from orchard.sites.job import RESULTS
+from orchard.sites.supervision import LOOKS_UNTIL_STUCK, RETRY_SECONDS, Supervisor, stop
 from sites import SITES, small_plan
 
 
@@ -61,7 +61,9 @@ def test_a_server_leaves_no_files_but_those_of_a_run(tmp_path: Path, monkeypatch
     assert [file.name for file in mine.iterdir()] == ["summary.json"]
 
 
-@pytest.mark.parametrize("line", [{}, {"round": 0}, [], 7, {"round": 0, "trained": {"test": {"accuracy": [1.0]}}}])
+@pytest.mark.parametrize(
+    "line", [{}, {"round": 0}, [], 7, {"round": 0, "after_training": {"test": {"accuracy": [1.0]}}}]
+)
 def test_figures_that_make_no_sense_are_refused_before_they_are_written(supervisor: Supervisor, line: object) -> None:
     with pytest.raises(RunFailed, match="the server's figures make no sense"):
         supervisor._mirror({"files": {}, "lines": [line], "out": []})
@@ -96,9 +98,9 @@ def test_a_job_that_a_dead_server_was_beginning_is_ended(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
-    monkeypatch.setattr("orchard.deploy.supervision.time.sleep", looks.append)
+    monkeypatch.setattr("orchard.sites.supervision.time.sleep", looks.append)
     assert supervisor._watch("job") == "FINISHED:ABORTED"
-    assert len(looks) == STUCK
+    assert len(looks) == LOOKS_UNTIL_STUCK
 
 
 def test_a_site_that_could_not_begin_is_asked_again_after_a_while(
@@ -117,8 +119,8 @@ def test_a_site_that_could_not_begin_is_asked_again_after_a_while(
             self.asked.append(asked)
             return {"files": {}, "lines": [], "out": ["east"]}
 
-        def sites(self) -> dict[str, Seen]:
-            return {site: Seen(site, ("job",)) for site in SITES}
+        def sites(self) -> dict[str, SiteStatus]:
+            return {site: SiteStatus(site, ("job",)) for site in SITES}
 
     now = 0.0
 
@@ -126,11 +128,11 @@ def test_a_site_that_could_not_begin_is_asked_again_after_a_while(
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("orchard.deploy.supervision.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr("orchard.sites.supervision.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     supervisor.folder.write("deploy.json", {"present": SITES})
     supervisor.server = Running()
     supervisor._watch("job")
-    assert AGAIN < now < AGAIN + 10
+    assert RETRY_SECONDS < now < RETRY_SECONDS + 10
     assert supervisor.server.asked[-1] == {"stop": True, "since": 0}
 
 
@@ -151,11 +153,11 @@ def test_stopping_waits_for_the_round_and_ends_only_a_job_that_has_long_been_sil
             return {"out": []} if self.looks < 200 and self.looks % 7 else None
 
     server = Busy()
-    monkeypatch.setattr("orchard.deploy.supervision.Connection", lambda kit: server)
-    monkeypatch.setattr("orchard.deploy.supervision.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("orchard.sites.supervision.Connection", lambda kit: server)
+    monkeypatch.setattr("orchard.sites.supervision.time.sleep", lambda seconds: None)
     (tmp_path / "plan.json").write_text(small_plan().to_json())
     stop(tmp_path, tmp_path, now=False, say=lambda text: None)
-    assert server.looks == 199 + STUCK
+    assert server.looks == 199 + LOOKS_UNTIL_STUCK
 
 
 def test_a_servers_words_do_nothing_to_a_terminal() -> None:

@@ -1,4 +1,4 @@
-"""The server's and the sites' halves of a federation on separate machines, with the wire in between in this process."""
+"""The server's and the sites' parts of a federation on separate machines, with the wire in between in this process."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,26 @@ import torch
 import orchard
 from helpers import method, small_arrays, small_experiment
 from orchard.engines.flare.messages import Message
-from orchard.errors import Refusal, RunFailed
-from orchard.folder import RunFolder
+from orchard.errors import RunFailed, UserError
 from orchard.methods.apple import Apple
-from orchard.plan import Plan
-from orchard.site.worker import SiteWorker
+from orchard.runs.folder import RunFolder
+from orchard.sites.plan import FORMAT, Plan
+from orchard.sites.worker import SiteWorker
 from sites import SITES, Consortium, figures, same_models, small_plan
 
-METHODS = ["separate", "fedavg", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo", "apple"]
+METHODS = [
+    "separate",
+    "fedavg",
+    "fedavg-ft",
+    "fedprox-ft",
+    "scaffold",
+    "fedper",
+    "ditto",
+    "apfl",
+    "heurfedamp",
+    "fedfomo",
+    "apple",
+]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -37,7 +49,7 @@ def test_a_site_keeps_its_relationships_to_itself(tmp_path: Path) -> None:
     assert relationships is not None
     for i, site in enumerate(SITES):
         history = consortium.record(site)["history"]
-        assert [entry["notes"]["relationships"] for entry in history[:-1]] == relationships[1:, i].tolist()
+        assert [entry["diagnostics"]["relationships"] for entry in history[:-1]] == relationships[1:, i].tolist()
     folder = RunFolder(tmp_path / "server" / "run")
     assert folder.result().relationships is None
     assert "relationships" not in (folder.path / "metrics.jsonl").read_text()
@@ -63,7 +75,7 @@ def test_what_a_server_has_set_for_itself_does_not_keep_a_run_from_going_on(
     consortium.run(small_plan(), stop_after=1)
     consortium.restart_sites()
     assert figures(consortium.run(small_plan())) == figures(orchard.run(small_experiment(), small_arrays()))
-    with pytest.raises(orchard.Refusal, match="the run began with another experiment"):
+    with pytest.raises(orchard.UserError, match=r"since the run began: lr \(was 0.05, now 0.01\)"):
         consortium_begun(tmp_path / "other").run(small_plan(lr=0.01))
 
 
@@ -109,7 +121,7 @@ def test_a_site_that_is_away_is_missed_and_takes_part_again(budget: int | None, 
     plan = small_plan(rounds=6, method=Apple(budget=budget))
     consortium = Consortium(tmp_path)
     consortium.run(plan, stop_after=2)
-    core = consortium.record("east")["half"]["core"]
+    core = consortium.record("east")["client"]["core"]
     consortium.run(plan, present=["north", "south", "west"], stop_after=3)
     checkpoint, _ = RunFolder(consortium.home / "server" / "run").newest_checkpoint()
     assert torch.equal(checkpoint["server"]["cores"][2], core)  # its last core stays available
@@ -117,7 +129,7 @@ def test_a_site_that_is_away_is_missed_and_takes_part_again(budget: int | None, 
     absent = [entry.failures for entry in result.rounds]
     reasons = [f"east, round {r}: absent" for r in range(6)]
     assert absent == [{}, {}, {2: reasons[2]}, {2: reasons[3]}, {2: reasons[4]}, {}]
-    assert [entry.trained[2] is None for entry in result.rounds] == [False, False, True, True, True, False]
+    assert [entry.after_training[2] is None for entry in result.rounds] == [False, False, True, True, True, False]
     summary = json.loads((tmp_path / "server" / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
     assert summary["state"] == "finished"
     assert consortium.record("east")["history"][-2]["round"] == 5
@@ -137,52 +149,89 @@ def test_a_federation_begins_with_all_of_its_sites(tmp_path: Path) -> None:
         Consortium(tmp_path).run(small_plan(), present=["north", "south", "east"])
 
 
-def altered_upload(answer: Message, kind: str) -> Message:
-    upload = answer["upload"]
-    vector = np.frombuffer(upload, "<f4").copy()
-    if kind == "not finite":
-        vector[3] = np.nan
-    if kind == "norm too large":
-        vector *= 1000
+def altered_update(answer: Message, kind: str) -> Message:
+    """A site's answer, falsified; all vectors but the first stay as they are."""
+    (name, content), *others = answer["upload"]
+    vector = np.frombuffer(content, "<f4").copy()
+
+    def upload(content: object, name: object = name) -> dict[str, object]:
+        return {"upload": [[name, content], *others]}
+
     changes: dict[str, dict[str, object]] = {
-        "not finite": {"upload": vector.tobytes()},
-        "norm too large": {"upload": vector.tobytes()},
-        "wrong length": {"upload": upload + b"\0\0\0\0"},
-        "not bytes": {"upload": vector.tolist()},
-        "wrong round": {"round": 2},
-        "wrong sender": {"site": "south"},
-        "malformed": {"wants": [0, 1, 2, 7]},
-        "figure out of range": {"trained": [[1.5, None, None], [0.5, None, None]]},
+        "with NaN": upload(np.append(vector[1:], np.float32(np.nan)).tobytes()),
+        "large": upload((vector * 1000).tobytes()),
+        "long": upload(content + b"\0\0\0\0"),
+        "of numbers": upload(vector.tolist()),
+        "of another name": upload(content, "relationships"),
+        "of a number for a name": upload(content, 0),
+        "with one more": {"upload": [*answer["upload"], ["relationships", content]]},
+        "twice": {"upload": [[name, content], *answer["upload"]]},
+        "twice at once": {"upload": [[name, content, content], *others]},
+        "without a name": {"upload": [content, *others]},
+        "by name": {"upload": dict(answer["upload"])},
+        "without the first": {"upload": others},
+        "empty": {"upload": []},
+        "of another round": {"round": 2},
+        "of another site": {"site": "south"},
+        "with a strange choice": {"selected": ["core 0", "core 7"]},
+        "with too many choices": {"selected": ["core 0"] * 5},
+        "with a figure above 1": {"after_training": [[1.5, None, None], [0.5, None, None]]},
     }
     return {**answer, **changes[kind]}
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "reason", "name"),
     [
-        "not finite",
-        "norm too large",
-        "wrong length",
-        "not bytes",
-        "wrong round",
-        "wrong sender",
-        "malformed",
-        "figure out of range",
+        ("with NaN", "not finite", "apple"),
+        ("large", "norm too large", "apple"),
+        ("long", "wrong length", "apple"),
+        ("of numbers", "not bytes", "apple"),
+        ("of another name", "undeclared vector", "apple"),
+        ("of another name", "undeclared vector", "scaffold"),
+        ("of a number for a name", "undeclared vector", "apple"),
+        ("with one more", "undeclared vector", "apple"),
+        ("twice", "malformed", "apple"),
+        ("twice at once", "malformed", "apple"),
+        ("without a name", "malformed", "apple"),
+        ("by name", "malformed", "apple"),
+        ("without the first", "incomplete upload", "scaffold"),
+        ("empty", "incomplete upload", "scaffold"),
+        ("empty", "incomplete upload", "apple"),
+        ("of another round", "wrong round", "apple"),
+        ("of another site", "wrong sender", "apple"),
+        ("with a strange choice", "undeclared vector", "apple"),
+        ("with too many choices", "malformed", "apple"),
+        ("with a figure above 1", "figure out of range", "apple"),
     ],
 )
-def test_a_bad_upload_is_refused_and_the_others_go_on(kind: str, tmp_path: Path) -> None:
+def test_a_bad_upload_is_rejected_and_the_others_go_on(kind: str, reason: str, name: str, tmp_path: Path) -> None:
     consortium = Consortium(tmp_path)
     consortium.altered = lambda site, answer: (
-        altered_upload(answer, kind) if site == "east" and answer.get("upload") and answer["round"] == 1 else answer
+        altered_update(answer, kind) if site == "east" and answer.get("upload") and answer["round"] == 1 else answer
     )
-    result = consortium.run(small_plan())
-    assert [entry.failures for entry in result.rounds] == [{}, {2: f"east, round 1: refused: {kind}"}, {}]
-    assert result.rounds[1].bytes_up[2] == 0
+    result = consortium.run(small_plan(method=name))
+    assert [entry.failures for entry in result.rounds] == [{}, {2: f"east, round 1: rejected: {reason}"}, {}]
+    assert [up == 0 for up in result.rounds[1].bytes_up] == [False, False, True, False]
+
+
+def test_an_upload_where_none_is_due_is_rejected(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    sent: list[object] = []
+
+    def altered(site: str, answer: Message) -> Message:
+        if site == "east" and answer.get("upload"):
+            sent[:] = answer["upload"]
+        return {**answer, "upload": list(sent)} if site == "east" and answer.get("round") == 3 else answer
+
+    consortium.altered = altered
+    result = consortium.run(small_plan())  # after whose three rounds there is one exchange more, to evaluate
+    assert [entry.failures for entry in result.rounds] == [{}, {}, {2: "east, round 3: rejected: undeclared vector"}]
 
 
 @pytest.mark.parametrize("odd", [np.array([1, 2]), 10**400, [[[]]], {"a": 1}, "text", {1, 2}, float("nan")], ids=repr)
 def test_whatever_a_site_puts_into_a_field_harms_its_own_answer_alone(odd: object, tmp_path: Path) -> None:
-    fields = ["site", "round", "upload", "wants", "loss", "trained", "exchanged"]
+    fields = ["site", "round", "upload", "selected", "loss", "after_training", "after_aggregation"]
     consortium = Consortium(tmp_path)
 
     def altered(site: str, answer: Message) -> Message:
@@ -201,7 +250,7 @@ def test_a_site_says_of_its_errors_no_more_than_a_category(tmp_path: Path) -> No
         raise ValueError("patient 4711 has a secret")
 
     consortium.altered = lambda site, answer: answer
-    worker._turn = broken  # type: ignore[method-assign]
+    worker._round = broken  # type: ignore[method-assign]
     result = consortium.run(small_plan())
     assert [entry.failures[2] for entry in result.rounds[:2]] == ["east, round 0: error", "east, round 1: error"]
 
@@ -222,30 +271,33 @@ def worker(tmp_path: Path) -> SiteWorker:
     return consortium.workers["north"]
 
 
-def turn(**changes: object) -> dict[str, object]:
+def download(**changes: object) -> dict[str, object]:
     good = torch.zeros(6 * 200 + 200 + 200 * 3 + 3).numpy().tobytes()
-    return {"what": "turn", "round": 1, "models": [[1, good]], **changes}
+    return {"what": "round", "round": 1, "vectors": [["core 1", good]], **changes}
 
 
 @pytest.mark.parametrize(
     ("message", "category"),
     [
-        (turn(round=4), "malformed"),
-        (turn(round=-1), "malformed"),
-        (turn(round="1"), "malformed"),
-        (turn(models=[[4, b""]]), "malformed"),
-        (turn(models=[[1, b"1234"]]), "wrong length"),
-        (turn(models=[[1, np.full(2003, np.inf, "<f4").tobytes()]]), "not finite"),
-        (turn(models=[[1, np.full(2003, 1e30, "<f4").tobytes()]]), "norm too large"),
-        (turn(models=[[1, "text"]]), "not bytes"),
-        (turn(models={"1": b""}), "malformed"),
+        (download(round=4), "malformed"),
+        (download(round=-1), "malformed"),
+        (download(round="1"), "malformed"),
+        (download(vectors=[["core 4", b""]]), "undeclared vector"),
+        (download(vectors=[["core 1", b""], ["core 1", b""]]), "malformed"),
+        (download(vectors=[["core 1", b"1234"]]), "wrong length"),
+        (download(vectors=[["core 1", np.full(2003, np.inf, "<f4").tobytes()]]), "not finite"),
+        (download(vectors=[["core 1", np.full(2003, 1e30, "<f4").tobytes()]]), "norm too large"),
+        (download(vectors=[["core 1", "text"]]), "not bytes"),
+        (download(vectors={"core 1": b""}), "malformed"),
         ({"what": "shell"}, "unknown message"),
         ({}, "unknown message"),
-        ({"what": "enrol", "plan": "{}"}, "refused by the site"),
+        ({"what": "enrol", "plan": "{}", "orchard": orchard.__version__}, "refused by the site"),
     ],
 )
-def test_a_site_refuses_what_was_not_agreed(worker: SiteWorker, message: Message, category: str) -> None:
-    assert worker.handle(message) == {"site": "north", "failure": category}
+def test_a_site_rejects_what_was_not_agreed(worker: SiteWorker, message: Message, category: str) -> None:
+    answer = dict(worker.handle(message))
+    assert answer.pop("orchard", orchard.__version__) == orchard.__version__
+    assert answer == {"site": "north", "failure": category}
 
 
 def test_a_site_imports_no_network_that_it_does_not_allow(tmp_path: Path) -> None:
@@ -263,10 +315,94 @@ def test_a_site_follows_the_plan_that_was_signed_and_no_other(tmp_path: Path) ->
     assert len(consortium.run(small_plan()).rounds) == 3
 
 
+# --- Versions ---
+
+
+def test_a_site_that_runs_another_orchard_does_not_take_part(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+
+    def another(site: str, answer: Message) -> Message:
+        return {**answer, "orchard": "0.1.7"} if site == "east" and "counts" in answer else answer
+
+    consortium.altered = another
+    reason = f"runs Orchard 0.1.7, the server {orchard.__version__}: install the same everywhere"
+    with pytest.raises(RunFailed) as failed:
+        consortium.run(small_plan())
+    assert str(failed.value) == f"3 sites take part, 4 are needed; not there: east ({reason})"
+    assert not (tmp_path / "east" / "records").exists()
+
+    consortium.altered = lambda site, answer: answer
+    consortium.run(small_plan(), stop_after=1)
+    consortium.altered = another  # updated while the run was stopped: the others go on
+    result = consortium.run(small_plan())
+    assert [entry.failures for entry in result.rounds[1:2]] == [{2: f"east, round 1: {reason}"}]
+
+
+@pytest.mark.parametrize("said", [None, 2, "9.9; rm -rf /", "9" * 33], ids=repr)
+def test_a_site_that_does_not_say_which_orchard_it_runs_does_not_take_part(said: object, tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    consortium.altered = lambda site, answer: {**answer, "orchard": said} if site == "east" else answer
+    with pytest.raises(RunFailed, match=r"east \(runs Orchard of unknown version, the server .*\)$"):
+        consortium.run(small_plan())
+
+
+def test_sites_do_not_follow_a_server_that_runs_another_orchard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("orchard.engines.flare.engine.__version__", "0.9.0")
+    own = orchard.__version__
+    with pytest.raises(RunFailed) as failed:
+        Consortium(tmp_path).run(small_plan())
+    for site in SITES:
+        assert f"{site} (runs Orchard {own}, the server 0.9.0: install the same everywhere)" in str(failed.value)
+    assert f"the server runs Orchard 0.9.0, this site {own}" in caplog.text
+    assert not (tmp_path / "east" / "records").exists()
+
+
+def test_a_server_names_the_orchard_of_a_site_that_does_not_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchard.sites.worker.__version__", "0.9.0")
+    reason = f"runs Orchard 0.9.0, the server {orchard.__version__}: install the same everywhere"
+    with pytest.raises(RunFailed, match=f"north .{reason}., south"):
+        Consortium(tmp_path).run(small_plan())
+
+
+# --- Plans ---
+
+
 def test_a_plan_names_no_path(tmp_path: Path) -> None:
     text = small_plan().to_json().replace('"arrays"', json.dumps(str(tmp_path)))
-    with pytest.raises(Refusal, match="a name for people, not a path"):
+    with pytest.raises(UserError, match="a name for people, not a path"):
         Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("format", "found", "advice"),
+    [
+        (None, 1, "use the Orchard that wrote it, or start again"),
+        (1, 1, "use the Orchard that wrote it, or start again"),
+        (FORMAT + 1, FORMAT + 1, "update Orchard"),
+    ],
+)
+def test_a_plan_of_another_format_is_refused_in_one_sentence(format: int | None, found: int, advice: str) -> None:
+    values = json.loads(small_plan().to_json())
+    assert values.pop("format") == FORMAT
+    values["experiment"]["of another time"] = 1  # whatever else has changed, this is said
+    text = json.dumps(values if format is None else {**values, "format": format})
+    with pytest.raises(UserError) as refused:
+        Plan.from_json(text)
+    reads = f"Orchard {orchard.__version__} reads format {FORMAT}"
+    assert str(refused.value) == f"run: is a plan of format {found}, but {reads}; {advice}"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", '{"format": 2}', '{"format": "2"}', "[" * 100_000])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="plan"):
+        Plan.from_json(text)
+
+
+# --- Going on ---
 
 
 def test_a_site_goes_on_with_the_data_it_began_with_and_no_other(tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ from cryptography.x509.oid import NameOID
 pytest.importorskip("nvflare")
 
 from federation import COORDINATOR, Federation, digits, ended
-from orchard.deploy.connection import FINISHED, Connection
-from orchard.deploy.job import write_job
-from orchard.deploy.provision import make_kits
-from orchard.errors import Refusal, RunFailed
+from orchard.errors import RunFailed, UserError
 from orchard.experiment import load_experiment
-from orchard.folder import RunFolder
-from orchard.plan import Agreement, Plan
-from orchard.site.record import SiteRecord
+from orchard.runs.folder import RunFolder
+from orchard.sites.connection import FINISHED, Connection
+from orchard.sites.job import write_job
+from orchard.sites.plan import Agreement, Plan
+from orchard.sites.provision import make_kits
+from orchard.sites.record import SiteRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # of libraries that FLARE uses
 
@@ -118,7 +118,7 @@ def test_who_has_a_certificate_of_another_authority_is_refused(federation: Feder
 
 
 def test_a_coordinators_kit_of_another_consortium_is_refused(federation: Federation, strangers: Path) -> None:
-    with pytest.raises((RunFailed, Refusal)), Connection(strangers / COORDINATOR, patience=0) as stranger:
+    with pytest.raises((RunFailed, UserError)), Connection(strangers / COORDINATOR, patience=0) as stranger:
         stranger.sites()
 
 
@@ -126,7 +126,7 @@ def test_a_site_cannot_pass_for_the_coordinator(federation: Federation, tmp_path
     kit = shutil.copytree(federation.kits / COORDINATOR, tmp_path / "kit")
     for name in ("client.crt", "client.key"):
         shutil.copyfile(federation.kits / "north" / "startup" / name, kit / "startup" / name)
-    with pytest.raises((RunFailed, Refusal)), Connection(kit, patience=0) as pretender:
+    with pytest.raises((RunFailed, UserError)), Connection(kit, patience=0) as pretender:
         pretender.sites()
 
 
@@ -144,7 +144,7 @@ READING = {
 @pytest.mark.parametrize("command", READING)
 def test_a_remote_file_read_is_refused_by_the_site(server: Connection, command: str) -> None:
     assert "class_allow_list" in server._call(lambda session: READING["cat"](session, "server"))  # which allows it here
-    with pytest.raises(Refusal, match="not authorized"):
+    with pytest.raises(UserError, match="not authorized"):
         server._call(lambda session: READING[command](session, "north"))
 
 
@@ -216,21 +216,21 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
         result = RunFolder(home / "run").result()
         assert [set(entry.failures) for entry in result.rounds] == [set(), {2}, {2}]
         assert result.rounds[1].failures[2] == f"east, round 1: {reason}"
-        assert all(entry.trained[0] and entry.trained[1] for entry in result.rounds)
+        assert all(entry.after_training[0] and entry.after_training[1] for entry in result.rounds)
         return federation.log("localhost"), peak
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("not finite", "refused: not finite"),
-        ("wrong length", "refused: wrong length"),
-        ("wrong sender", "refused: wrong sender"),
+        ("not finite", "rejected: not finite"),
+        ("wrong length", "rejected: wrong length"),
+        ("wrong sender", "rejected: wrong sender"),
         ("hang", "deadline"),
         ("die", "absent"),  # after it has ended three jobs
     ],
 )
-def test_a_hostile_site_is_refused_and_the_others_go_on(kind: str, reason: str, tmp_path: Path) -> None:
+def test_a_hostile_site_is_rejected_and_the_others_go_on(kind: str, reason: str, tmp_path: Path) -> None:
     run_beside_a_hostile_site(kind, reason, tmp_path)
 
 
@@ -257,10 +257,10 @@ def test_no_byte_of_the_relationships_leaves_a_site(tmp_path: Path) -> None:
         server = [tap, federation.home / "storage", federation.kits / "localhost", federation.home / "run"]
         seen = b"\0".join(file.read_bytes() for place in server for file in sorted(place.rglob("*")) if file.is_file())
     for record in records:
-        core = record["half"]["core"].numpy().tobytes()
+        core = record["client"]["core"].numpy().tobytes()
         assert core[:4096] in seen  # what travels is found: nothing is compressed or encrypted in here
         for entry in record["history"]:
-            for form, secret in forms(np.array(entry["notes"]["relationships"])):
+            for form, secret in forms(np.array(entry["diagnostics"]["relationships"])):
                 assert secret not in seen, form
 
 

@@ -8,20 +8,22 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
+import orchard
 from processes import orchard_command
 
 pytest.importorskip("nvflare")
 
 from cryptography import x509
 
-from orchard.consortium import Consortium, load_consortium
-from orchard.deploy import provision
-from orchard.deploy.connection import Connection
-from orchard.deploy.job import write_job
-from orchard.deploy.provision import make_kits
-from orchard.errors import Refusal
+from orchard.errors import UserError
+from orchard.sites import provision
+from orchard.sites.connection import Connection
+from orchard.sites.consortium import Consortium, load_consortium
+from orchard.sites.job import write_job
+from orchard.sites.provision import make_kits
 from sites import small_plan
 
+NAMES = ["hub.example.org", "north", "south", "ada@example.org"]
 PARTIES = {"name": "lungs", "server": "hub.example.org", "coordinator": "ada@example.org", "storage": "/srv/orchard"}
 
 
@@ -59,7 +61,7 @@ def test_a_kit_that_was_cut_off_in_the_making_does_not_pass_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agreed = Consortium.model_validate({**PARTIES, "sites": ["north", "south"]})
-    narrow = provision._narrow
+    narrow = provision._restrict
 
     def cut_off(kit: Path, name: str, consortium: Consortium) -> None:
         if name == "south":
@@ -96,7 +98,7 @@ def test_the_authoritys_key_is_in_its_own_folder_alone(kits: Path) -> None:
 
 @pytest.mark.parametrize(
     ("party", "component"),
-    [("north", "orchard.site.executor.SiteExecutor"), ("hub.example.org", "orchard.deploy.controller.RunController")],
+    [("north", "orchard.sites.executor.SiteExecutor"), ("hub.example.org", "orchard.sites.controller.RunController")],
 )
 def test_a_party_runs_orchards_component_and_no_other(kits: Path, party: str, component: str) -> None:
     resources = json.loads((kits / party / "local" / "resources.json").read_text())
@@ -141,6 +143,36 @@ def test_a_site_is_added_by_the_same_authority_and_the_others_keep_their_kits(tm
     assert load_consortium(tmp_path / "ada@example.org" / "local" / "consortium.toml").sites == ["north", "south"]
 
 
+def test_every_kit_says_which_format_it_has(kits: Path) -> None:
+    marks = [json.loads((kits / name / "local" / "kit.json").read_text()) for name in NAMES]
+    assert marks == [{"format": 2, "orchard": orchard.__version__}] * len(NAMES)
+
+
+def test_a_coordinators_kit_of_another_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    make_kits(Consortium.model_validate({**PARTIES, "sites": ["north"]}), tmp_path / "kits")
+    kit = tmp_path / "kits" / "ada@example.org"
+    (kit / "local" / "kit.json").unlink()  # as they were before kits said so
+    (tmp_path / "experiment.toml").write_text(tomli_w.dumps({"deploy": {"classes": ["a", "b"]}}))
+    for words in (["run", "experiment.toml"], ["status"]):
+        done = orchard_command("deploy", *words, "--kit", str(kit), cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        reads = f"Orchard {orchard.__version__} reads format 2; use the Orchard that wrote it, or start again"
+        said = f"is a startup kit (made by: orchard deploy init) of format 1, but {reads}"
+        assert done.stderr == f"orchard: {kit}: {said}\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_on_sites_whose_plan_has_another_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    plan = {**json.loads(small_plan().to_json()), "format": 1}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
+    for command in ("attach", "stop"):
+        done = orchard_command("deploy", command, "run", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        reads = f"Orchard {orchard.__version__} reads format 2; use the Orchard that wrote it, or start again"
+        assert done.stderr == f"orchard: run: is a plan of format 1, but {reads}\n"
+
+
 def test_a_job_is_configuration_only(tmp_path: Path) -> None:
     folder = write_job(tmp_path / "job", small_plan(), ["north", "south"])
     assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json"}
@@ -159,7 +191,7 @@ def test_a_job_is_configuration_only(tmp_path: Path) -> None:
 def test_a_strange_consortium_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     file = tmp_path / "consortium.toml"
     file.write_text(tomli_w.dumps({**PARTIES, "sites": ["north"], **changes}))
-    with pytest.raises(Refusal, match=message.replace("?", r"\?")):
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
         load_consortium(file)
 
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import orchard
-from orchard.engines.local import Model
+from orchard.core.vector import Model
 from orchard.experiment import load_experiment
-from orchard.folder import RunFolder
-from orchard.results import Result
-from orchard.site.record import SiteRecord
+from orchard.runs.folder import RunFolder
+from orchard.runs.result import Result
+from orchard.sites.record import SiteRecord
 
 pytest.importorskip("nvflare")
 
 from federation import Federation, digits, ended
-from orchard.data import ClientArrays
+from orchard.data.clients import ClientArrays
 
 PRIVATE = ("relationships", "alpha", "time", "seconds")
 
@@ -101,13 +101,13 @@ def test_a_site_that_is_away_is_missed_and_takes_part_again(tmp_path: Path) -> N
         run.communicate(timeout=60)
         ended(federation.command("attach", str(tmp_path / "run"), "--quiet"), 200)
         result = RunFolder(tmp_path / "run").result()
-        away = [r for r, entry in enumerate(result.rounds) if entry.trained[2] is None]
+        away = [r for r, entry in enumerate(result.rounds) if entry.after_training[2] is None]
         assert len(away) >= 3
         assert away == list(range(away[0], away[-1] + 1))
         reasons = [result.rounds[r].failures[2].removeprefix(f"east, round {r}: ") for r in away]
         assert sorted(reasons, reverse=True) == reasons  # first waited for in vain, then known to be away
         assert set(reasons) <= {"deadline", "absent"}
-        assert result.rounds[-1].trained[2] is not None
+        assert result.rounds[-1].after_training[2] is not None
 
 
 def test_a_site_dies_and_the_run_goes_on_to_the_same_result(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_site_that_cannot_read_what_it_was_left_with_does_not_take_part(
     assert sorted(file.name for file in (tmp_path / "east" / "records" / "run").iterdir()) == before
 
 
-def test_a_round_whose_record_is_damaged_is_taken_again(tmp_path: Path) -> None:
+def test_a_round_whose_record_is_damaged_is_run_again(tmp_path: Path) -> None:
     together = orchard.run(small_experiment(rounds=6), small_arrays())
     consortium = Consortium(tmp_path)
 
@@ -65,8 +65,9 @@ def test_a_round_long_past_is_refused_and_no_record_is_lost(tmp_path: Path) -> N
     worker = consortium.workers["north"]
     folder = tmp_path / "north" / "records" / "run"
     before = sorted(file.name for file in folder.iterdir())
-    for message in ({"what": "turn", "round": 0, "models": []}, {"what": "turn", "round": 1, "models": []}):
-        assert worker.handle(message) == {"site": "north", "failure": "round long past"}
+    for message in ({"what": "round", "round": 0, "vectors": []}, {"what": "round", "round": 1, "vectors": []}):
+        answer = {"site": "north", "failure": "round long past", "orchard": orchard.__version__}
+        assert worker.handle(message) == answer
     assert sorted(file.name for file in folder.iterdir()) == before
 
 

@@ -12,14 +12,15 @@ from safetensors.torch import load_file
 
 import orchard
 from helpers import small_arrays, small_experiment
-from orchard.consortium import FILE
-from orchard.consortium import Consortium as Agreed
-from orchard.data import site_data
-from orchard.errors import Refusal
+from orchard.core.models import build
+from orchard.core.vector import Network
+from orchard.data.site import site_data
+from orchard.errors import UserError
 from orchard.experiment import load_experiment
-from orchard.models import build
-from orchard.site.check import check
-from orchard.vector import Network
+from orchard.sites.check import check
+from orchard.sites.consortium import FILE
+from orchard.sites.consortium import Consortium as Agreed
+from orchard.sites.kit import mark_kit
 from processes import orchard_command
 from sites import SITES, Consortium, small_plan, write_npz
 
@@ -32,6 +33,7 @@ def kit(tmp_path: Path) -> Path:
     kit = tmp_path / "north-kit"
     (kit / "startup").mkdir(parents=True)
     (kit / "local").mkdir()
+    mark_kit(kit)
     (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
     agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
     (kit / FILE).write_text(tomli_w.dumps(agreed.model_dump()))
@@ -53,9 +55,29 @@ def test_check_tries_everything_and_says_what_would_leave(tmp_path: Path, kit: P
     assert "site: north, one of 4 of the consortium lungs" in done.stdout
     assert "data, train: 17 samples" in done.stdout
     assert "a training step on 8 samples works" in done.stdout
-    assert "one model of 8,012 bytes" in done.stdout
+    assert "each round: 'core' (8,012 bytes), the names of the vectors it selects next," in done.stdout
     assert "What does not: samples, directed relationships, the personalised model, logs." in done.stdout
     assert not list((tmp_path / "north" / "records").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "vectors"),
+    [
+        ("separate", "no vector"),
+        ("fedavg", "'model' (8,012 bytes)"),
+        ("scaffold", "'model' (8,012 bytes), 'control' (8,012 bytes)"),
+        ("fedper", "'body' (5,600 bytes)"),  # without the last layer, of 200 × 3 weights and 3 biases
+        ("heurfedamp", "'model' (8,012 bytes)"),
+        ("fedfomo", "'model' (8,012 bytes)"),
+        ("apple", "'core' (8,012 bytes)"),
+    ],
+)
+def test_check_names_the_vectors_that_leave(
+    method: str, vectors: str, tmp_path: Path, kit: Path, experiment: Path
+) -> None:
+    Consortium(tmp_path)
+    experiment.write_text(tomli_w.dumps({**EXPERIMENT, "method": method, "deploy": {"classes": ["a", "b", "c"]}}))
+    assert f"  each round: {vectors}, the names of the vectors it selects next," in list(check(kit, experiment))
 
 
 LEAVES = "the model that leaves is this site's personalised model"
@@ -117,6 +139,28 @@ def test_check_refuses_a_network_that_the_site_does_not_allow(tmp_path: Path, ki
     assert "model not allowed here" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["check", "report", "export"])
+@pytest.mark.parametrize(
+    ("written", "found", "advice"),
+    [
+        (None, 1, "use the Orchard that wrote it, or start again"),
+        ('{"format": 3, "orchard": "0.9.0"}', 3, "update Orchard"),
+    ],
+)
+def test_a_kit_of_another_format_is_refused_in_one_sentence(
+    command: str, written: str | None, found: int, advice: str, tmp_path: Path, kit: Path, experiment: Path
+) -> None:
+    Consortium(tmp_path)
+    file = kit / "local" / "kit.json"
+    file.unlink() if written is None else file.write_text(written)
+    rest = {"check": [str(experiment)], "report": [], "export": ["--to", "model.safetensors"]}
+    done = orchard_command("site", command, str(kit), *rest[command], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    reads = f"Orchard {orchard.__version__} reads format 2"
+    said = f"is a startup kit (made by: orchard deploy init) of format {found}, but {reads}; {advice}"
+    assert done.stderr == f"orchard: {kit}: {said}\n"
+
+
 def test_report_shows_what_the_site_alone_knows(tmp_path: Path, kit: Path) -> None:
     Consortium(tmp_path).run(small_plan())
     together = orchard.run(small_experiment(), small_arrays())
@@ -165,20 +209,20 @@ def test_a_folder_of_images_takes_its_labels_from_the_classes_agreed_upon(tmp_pa
     folder = images(tmp_path / "xrays", {"normal": 30, "tumour": 20})
     classes = ("cyst", "normal", "stone", "tumour")
     held = site_data(folder, "north", 0, classes, load_experiment())
-    assert held.holdings().totals().tolist() == [[0, 30, 0, 20]]
+    assert held.distribution().totals().tolist() == [[0, 30, 0, 20]]
     assert held.class_counts()["test"] == [[0, 6, 0, 4]]
     assert held.classes == classes
 
 
 def test_a_class_that_nobody_agreed_upon_is_refused(tmp_path: Path) -> None:
     folder = images(tmp_path / "xrays", {"normal": 5, "tumor": 5})
-    with pytest.raises(Refusal, match="'tumor' is none of those agreed upon: normal, tumour"):
+    with pytest.raises(UserError, match="'tumor' is none of those agreed upon: normal, tumour"):
         site_data(folder, "north", 0, ("normal", "tumour"), load_experiment())
 
 
 def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
     file = write_npz(tmp_path / "data.npz", small_arrays()[0])
-    with pytest.raises(Refusal, match="label 2, but there are 2 classes from 0"):
+    with pytest.raises(UserError, match="label 2, but there are 2 classes from 0"):
         site_data(file, "north", 0, ("a", "b"), small_experiment())
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import SmallFederation, method, small_experiment
-from orchard.contract import Reply
+from orchard.core.training import local_sgd, pull
 from orchard.methods.heurfedamp import HeurFedAMPServer, cosines, mixture_weights
-from orchard.training import descend
 
 
 @given(
@@ -54,7 +53,7 @@ def test_a_mixture_of_equal_models_is_that_model() -> None:
     model = torch.randn_like(federation.server.models[0])
     federation.server.models = [model] * 4
     federation.server.weights = mixture_weights(cosines([model] * 4), sigma=25.0, self_weight=0.25)
-    torch.testing.assert_close(federation.server.reply(1, (1,))[1], model)
+    torch.testing.assert_close(federation.server.send(1, ("mixture",))["mixture"], model)
 
 
 def test_heurfedamp_on_its_own_is_separate(alone: Tensor) -> None:
@@ -68,7 +67,7 @@ def test_heurfedamp_of_one_client_starts_where_it_ended() -> None:
 
 def test_the_pull_grows_tenfold_every_thirty_rounds() -> None:
     heurfedamp = small_experiment(method="heurfedamp").method
-    pulls = [heurfedamp.pull(r) for r in (0, 29, 30, 65)]  # type: ignore[attr-defined]
+    pulls = [heurfedamp.pull_strength(r) for r in (0, 29, 30, 65)]  # type: ignore[attr-defined]
     assert pulls == pytest.approx([1e-4, 1e-4, 1e-3, 1e-2])
 
 
@@ -81,13 +80,14 @@ def test_a_round_by_hand() -> None:
     weights = mixture_weights(cosines(list(models)), sigma=25.0, self_weight=1 / 4)
     torch.testing.assert_close(federation.server.weights, weights)
     mixture = (weights[2] @ models.double()).float()
-    client, site = federation.clients[2], federation.sites[2]
-    reply = Reply(1, federation.server.reply(2, client.wants(1)))
-    torch.testing.assert_close(reply.models[2], mixture)
-    client.receive(site, reply)
+    client, context = federation.clients[2], federation.contexts[2]
+    download = federation.download(2, 1)
+    received = download.vectors["mixture"]
+    torch.testing.assert_close(received, mixture)
+    client.receive(context, download)
     assert torch.equal(client.personalised(), models[2])  # what it uses is still its own
-    client.train(site, 1)
-    expected, _ = descend(site, 1, reply.models[2], centre=reply.models[2], strength=20.0)
+    client.train(context, 1)
+    expected, _ = local_sgd(context, 1, received, correction=pull(received, 20.0))
     assert torch.equal(client.personalised(), expected)
-    free, _ = descend(site, 1, reply.models[2])
+    free, _ = local_sgd(context, 1, received)
     assert (expected - mixture).norm() < (free - mixture).norm()

@@ -1,4 +1,4 @@
-"""One's own images in folders: by class, by part and class, by client."""
+"""The user's own images in folders: by class, by part and class, by client."""
 
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from PIL import Image
 
 import orchard
 from helpers import some_images
-from orchard.data import federated_data, load_dataset
-from orchard.errors import Refusal
+from orchard.data.clients import federated_data
+from orchard.data.datasets import load_dataset
+from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
 
 
@@ -43,7 +44,7 @@ def test_a_folder_by_part_and_class_with_some_colour(tmp_path: Path) -> None:
     write_images(tmp_path / "val/cat", 4)
     assert len(load_dataset(Experiment(dataset=str(tmp_path))).train.y) == 17
     write_images(tmp_path / "more/cat", 4)
-    with pytest.raises(Refusal, match=r"beside 'train' only 'val' and 'test' are expected, not \['more'\]"):
+    with pytest.raises(UserError, match=r"expected only 'train', 'val' and 'test', not \['more'\]"):
         load_dataset(Experiment(dataset=str(tmp_path)))
 
 
@@ -57,7 +58,7 @@ def test_deep_grey_images_keep_their_shades(tmp_path: Path) -> None:
     assert dataset.train.x.shape[1:] == (1, 28, 28)
     torch.testing.assert_close(dataset.train.x[0, 0], torch.from_numpy(ramp / 65535 * 2 - 1).float(), atol=0.01, rtol=0)
     Image.fromarray(ramp.astype(np.float32)).save(tmp_path / "a/deep.tif")
-    with pytest.raises(Refusal, match=r"deep\.tif: has pixels of 'F' without a known range"):
+    with pytest.raises(UserError, match=r"deep\.tif: has pixels of 'F' without a known range"):
         load_dataset(Experiment(dataset=str(tmp_path)))
 
 
@@ -100,31 +101,31 @@ def test_one_folder_per_client_needs_no_partition(tmp_path: Path) -> None:
     whole = np.sum([part for part in data.class_counts().values()], axis=0)  # noqa: C416
     assert whole.tolist() == [[20, 10], [8, 30], [40, 5]]
     assert orchard.run(experiment).clients[2].name == "west"
-    with pytest.raises(Refusal, match="the data come client by client; use 'given'"):
+    with pytest.raises(UserError, match="the data come client by client; use 'given'"):
         federated_data(Experiment(dataset=str(tmp_path), partition={"name": "practical"}))  # type: ignore[arg-type]
-    with pytest.raises(Refusal, match=r"clients = 4: but .* holds the folders of 3 clients"):
+    with pytest.raises(UserError, match=r"clients = 4: but .* holds the folders of 3 clients"):
         federated_data(Experiment(dataset=str(tmp_path), clients=4))
-    with pytest.raises(Refusal, match="the data do not come client by client"):
+    with pytest.raises(UserError, match="the data do not come client by client"):
         federated_data(load_experiment(assignments=["partition=given"]))
 
 
 def test_a_client_with_too_little_is_named(tmp_path: Path) -> None:
     write_images(tmp_path / "north/benign", 20)
     write_images(tmp_path / "south/benign", 3)
-    with pytest.raises(Refusal, match="leaves south without a test sample"):
+    with pytest.raises(UserError, match="leaves south without a test sample"):
         federated_data(Experiment(dataset=str(tmp_path)))
 
 
 def test_bad_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="holds no folders"):
+    with pytest.raises(UserError, match="holds no folders"):
         load_dataset(Experiment(dataset=str(tmp_path)))
     write_images(tmp_path / "cat", 3)
     (tmp_path / "dog").mkdir()
-    with pytest.raises(Refusal, match=r"dog: holds no image"):
+    with pytest.raises(UserError, match=r"dog: holds no image"):
         load_dataset(Experiment(dataset=str(tmp_path)))
     (tmp_path / "dog/0.png").write_bytes((tmp_path / "cat/000.png").read_bytes()[:200])
-    with pytest.raises(Refusal, match=r"0\.png: cannot be read as an image"):
+    with pytest.raises(UserError, match=r"0\.png: cannot be read as an image"):
         load_dataset(Experiment(dataset=str(tmp_path)))
     write_images(tmp_path / "fox/young", 1)
-    with pytest.raises(Refusal, match="mixes layouts: cat holds images, fox holds folders"):
+    with pytest.raises(UserError, match="mixes layouts: cat holds images, fox holds folders"):
         Experiment(dataset=str(tmp_path))

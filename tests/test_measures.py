@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from orchard.measures import Measures, measure
+from orchard.core.measures import Measures, measure
 
 
 def test_by_hand() -> None:

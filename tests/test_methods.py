@@ -4,17 +4,19 @@ import pytest
 import torch
 
 import orchard
-from helpers import method, small_arrays, small_experiment
-from orchard.data import from_arrays
-from orchard.methods import BUILT_IN
+from helpers import method, small_arrays, small_experiment, small_run
+from orchard.data.clients import from_arrays
+from orchard.methods.registry import BUILT_IN
 from test_vector import Residual
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_traffic_equals_the_table(name: str) -> None:
-    run = orchard.run(small_experiment(rounds=3, method=name), small_arrays())
+    run = small_run(method=name)
     m = 4 * run.summary()["parameters"]
-    up, down = {"separate": (0, 0), "fedfomo": (m, 3 * m), "apple": (m, 3 * m)}.get(name, (m, m))
+    body = 4 * (6 * 200 + 200)  # of the MLP, all but the last layer
+    others = {"fedper": (body, body), "scaffold": (2 * m, 2 * m), "fedfomo": (m, 3 * m), "apple": (m, 3 * m)}
+    up, down = {"separate": (0, 0), **others}.get(name, (m, m))
     for entry in run.rounds[1:]:
         assert entry.bytes_up == [up] * 4
         assert entry.bytes_down == [down] * 4
@@ -25,20 +27,20 @@ def test_traffic_equals_the_table(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedfomo", "apple"])
 def test_traffic_under_a_budget(name: str) -> None:
-    run = orchard.run(small_experiment(rounds=3, method=method(name, budget=2)), small_arrays())
+    run = small_run(method=method(name, budget=2))
     m = 4 * run.summary()["parameters"]
     assert run.rounds[-1].bytes_down == [2 * m] * 4
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_workers_change_nothing(name: str) -> None:
-    runs = [orchard.run(small_experiment(method=name, workers=w), small_arrays()) for w in (1, 3)]
+    runs = [small_run(method=name, workers=w) for w in (1, 3)]
     first, second = (torch.stack([m for m, _ in run.models]) for run in runs)
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_models_handed_out_are_those_that_were_measured(name: str) -> None:
+def test_the_models_handed_out_are_those_that_were_evaluated(name: str) -> None:
     experiment, arrays = small_experiment(method=name, model=Residual), small_arrays(shape=(2, 6, 6))
     run = orchard.run(experiment, arrays)
     for i, client in enumerate(from_arrays(arrays, experiment).clients):
@@ -66,7 +68,7 @@ def test_the_models_handed_out_are_those_that_were_measured(name: str) -> None:
     ],
 )
 def test_bad_parameters_are_refused_in_one_line(parameters: dict[str, object], message: str) -> None:
-    with pytest.raises(orchard.Refusal) as refusal:
+    with pytest.raises(orchard.UserError) as refusal:
         small_experiment(method=parameters)
     assert str(refusal.value).startswith(message)
     assert "\n" not in str(refusal.value)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchard.errors import Refusal
-from orchard.models import CNN, build, draws_randomly
-from orchard.vector import Network
+from orchard.core.models import CNN, build, draws_randomly
+from orchard.core.vector import Network
+from orchard.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def lazy() -> nn.Module:
 def test_a_factory_takes_what_it_names() -> None:
     assert build(lazy, (2, 3), 3, seed=0)[1].in_features == 6  # type: ignore[index]
     assert build(lambda classes: nn.Linear(4, classes), (4,), 7, seed=0).out_features == 7
-    assert isinstance(build("orchard.models:MLP", (4,), 2, seed=0), nn.Module)
+    assert isinstance(build("orchard.core.models:MLP", (4,), 2, seed=0), nn.Module)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_a_factory_takes_what_it_names() -> None:
     [
         ("cmn", "model = 'cmn': unknown model; did you mean 'cnn'?"),
         ("no.such:thing", "model = 'no.such:thing': cannot be imported"),
-        ("orchard.models:Nothing", "model = 'orchard.models:Nothing': cannot be imported"),
-        ("orchard.models:MODELS", "model = 'orchard.models:MODELS': is not callable"),
+        ("orchard.core.models:Nothing", "model = 'orchard.core.models:Nothing': cannot be imported"),
+        ("orchard.core.models:MODELS", "model = 'orchard.core.models:MODELS': is not callable"),
         ("cnn", "needs images of at least 16×16 pixels, not 8×8"),
         (lambda: 3, "returned int, not an nn.Module"),
         (lambda: nn.Linear(5, 5), "does not fit samples of shape (1, 8, 8)"),
@@ -118,7 +118,7 @@ def test_a_factory_takes_what_it_names() -> None:
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(model, message) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         build(model, (1, 8, 8), 3, seed=0)
     assert message in str(refusal.value)
 

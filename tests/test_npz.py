@@ -1,4 +1,4 @@
-"""One's own data in an .npz, with or without a column of owners."""
+"""The user's own data in an .npz, with or without a column of owners."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import DRAW, some_images
-from orchard.data import federated_data, load_dataset
-from orchard.errors import Refusal
+from orchard.data.clients import federated_data
+from orchard.data.datasets import load_dataset
+from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
-from orchard.folder import free_folder
+from orchard.runs.folder import free_folder
 
 
 def write_npz(path: Path, **changes: NDArray[Any] | None) -> str:
@@ -47,18 +48,18 @@ def test_byte_images_in_an_npz_have_the_size_that_is_set(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["photo.png", "data.csv"])
 def test_another_kind_of_file_is_refused_with_what_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"something")
-    with pytest.raises(Refusal, match=rf"{name}': is neither an \.npz file nor a folder of images"):
+    with pytest.raises(UserError, match=rf"{name}': is neither an \.npz file nor a folder of images"):
         load_dataset(Experiment(dataset=str(tmp_path / name)))
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".npz", "folder/" + "x" * 5000])
 def test_an_absurdly_long_name_is_refused(name: str) -> None:
-    with pytest.raises(Refusal, match=r"dataset = '.{59}…': cannot be looked up: File name too long"):
+    with pytest.raises(UserError, match=r"dataset = '.{59}…': cannot be opened: File name too long"):
         Experiment(dataset=name)
 
 
 def test_a_path_that_is_not_text_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"dataset = 'north\\udcff': a path that is not UTF-8"):
+    with pytest.raises(UserError, match=r"dataset = 'north\\udcff': a path that is not UTF-8"):
         Experiment(dataset="north\udcff")
 
 
@@ -80,9 +81,9 @@ def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
         ({"y_train": np.stack([np.arange(60)] * 2, 1)}, "train: labels must be one whole number each, not int64 of"),
         ({"y_test": np.arange(30) - 7}, "y_test: row 0: label -7 is below 0"),
         ({"x_test": np.full((30, 28, 28), np.nan)}, "test: row 0: holds a value that is not finite"),
-        ({"x_train": np.array([None] * 60)}, "'x_train' is an array of Python objects, which is never loaded"),
+        ({"x_train": np.array([None] * 60)}, "'x_train' is an array of Python objects, which are never loaded"),
         ({"x_train": np.zeros((0, 28, 28), np.uint8), "y_train": np.zeros(0, int)}, "expected samples and labels"),
-        ({"y_train": np.full(60, 3_000_000)}, "train: row 0: label 3000000 is beyond 9999"),
+        ({"y_train": np.full(60, 3_000_000)}, "train: row 0: label 3000000 is above 9999, the largest allowed"),
         ({"x_val": some_images(3, 9, 9, 3), "y_val": np.arange(3)}, "its parts differ in the shape of samples"),
         ({"x_train": None, "y_train": None}, "expected 'x_train' and 'y_train', or MedMNIST's keys"),
         ({"y_test": None}, "has 'x_test' but no 'y_test'"),
@@ -94,7 +95,7 @@ def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
 )
 def test_a_bad_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = write_npz(tmp_path / "bad.npz", **changes)
-    with pytest.raises(Refusal, match=r"bad\.npz: ") as refusal:
+    with pytest.raises(UserError, match=r"bad\.npz: ") as refusal:
         load_dataset(Experiment(dataset=path))
     assert message in str(refusal.value)
 
@@ -102,9 +103,9 @@ def test_a_bad_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message: 
 def test_a_damaged_or_missing_npz_is_refused(tmp_path: Path) -> None:
     path = Path(write_npz(tmp_path / "cut.npz"))
     path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(Refusal, match=r"cut\.npz: is damaged or not an \.npz"):
+    with pytest.raises(UserError, match=r"cut\.npz: is damaged or not an \.npz"):
         load_dataset(Experiment(dataset=str(path)))
-    with pytest.raises(Refusal, match=r"none\.npz: no such file"):
+    with pytest.raises(UserError, match=r"none\.npz: no such file"):
         load_dataset(Experiment(dataset=str(tmp_path / "none.npz")))
 
 
@@ -117,7 +118,7 @@ def test_a_column_says_whose_a_sample_is(tmp_path: Path) -> None:
     assert [len(client.train.y) + len(client.validation.y) for client in data.clients] == [20, 20, 20]
     assert data.clients[2].test.y.tolist() == [0] * 10  # west's are rows 0, 3, 6 … of the test data
     with pytest.raises(
-        Refusal, match=r"clients = 4: but .*owned\.npz names 3 owners \(north, south, west\); set clients"
+        UserError, match=r"clients = 4: but .*owned\.npz names 3 owners \(north, south, west\); set clients"
     ):
         federated_data(load_experiment(assignments=[*settings, "clients=4"]))
 
@@ -128,7 +129,7 @@ def by_column(path: str, key: str = "hospital", clients: int = 2) -> Experiment:
 
 
 def marked(owners: NDArray[Any]) -> NDArray[np.float32]:
-    """Samples that carry their owner's number, so that they can be told apart after dealing."""
+    """Samples that carry their owner's number, so that they can be told apart after the division."""
     return np.repeat(owners.astype(np.float32)[:, None], 3, axis=1)
 
 
@@ -158,9 +159,9 @@ def test_a_column_goes_with_its_samples(tmp_path: Path, key: str, name: str, par
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"partition\.key = 'hospital': has no 'hospital_train'; beside samples and labels it holds: nothing"),
-        ({"ward_train": np.arange(60)}, r"has no 'hospital_train'; beside samples and labels it holds: ward_train"),
-        ({"hospital_train": np.arange(60) % 2}, "has no 'hospital_test'; beside samples and labels it holds"),
+        ({}, r"partition\.key = 'hospital': has no 'hospital_train'; apart from samples and labels it holds: nothing"),
+        ({"ward_train": np.arange(60)}, r"has no 'hospital_train'; apart from samples and labels it holds: ward_train"),
+        ({"hospital_train": np.arange(60) % 2}, "has no 'hospital_test'; apart from samples and labels it holds"),
         (
             {"hospital_train": np.arange(60) % 2, "hospital_test": np.array(["0", "1"] * 15)},
             "partition.key = 'hospital': owners differ in type: int64 for train, <U1 for test",
@@ -180,28 +181,28 @@ def test_a_column_goes_with_its_samples(tmp_path: Path, key: str, name: str, par
                 "hospital_train": np.arange(60) % 2,
                 "hospital_test": np.arange(30) % 2,
             },
-            "has no 'hospital_val'; beside samples and labels it holds: hospital_test, hospital_train",
+            "has no 'hospital_val'; apart from samples and labels it holds: hospital_test, hospital_train",
         ),
     ],
 )
 def test_a_bad_column_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = write_npz(tmp_path / "owned.npz", **changes)
-    with pytest.raises(Refusal, match=rf"owned\.npz: .*{message}"):
+    with pytest.raises(UserError, match=rf"owned\.npz: .*{message}"):
         federated_data(by_column(path))
 
 
 def test_labels_are_not_owners(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"owned\.npz: partition\.key = 'y': has no 'y_train'"):
+    with pytest.raises(UserError, match=r"owned\.npz: partition\.key = 'y': has no 'y_train'"):
         federated_data(by_column(write_npz(tmp_path / "owned.npz"), "y", 3))
 
 
 def test_a_column_needs_its_name_and_an_npz() -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         load_experiment(overrides={"partition": "column"})
     assert str(refusal.value) == (
         "partition.key: is missing; name the column of owners, e.g. --set partition.key=hospital"
     )
-    with pytest.raises(Refusal, match=r"'column': only an \.npz of your own has columns, not digits"):
+    with pytest.raises(UserError, match=r"'column': only an \.npz of your own has columns, not digits"):
         federated_data(by_column("digits"))
 
 

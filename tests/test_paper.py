@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
-from orchard.catalogue import CATALOGUE
+from orchard.data.catalogue import CATALOGUE
 from orchard.errors import Stopped
-from orchard.experiment import Experiment, Moment
-from orchard.folder import RunFolder
-from orchard.grid import Contender
+from orchard.experiment import Experiment, RunOptions
+from orchard.method import Moment
 from orchard.methods import method_settings
 from orchard.methods.apple import Apple
 from orchard.paper import tuning
@@ -20,6 +19,8 @@ from orchard.paper.protocol import ROWS, WITHOUT_PENALTY, apple_parameters, base
 from orchard.paper.reproduce import Cell, Reproduction, Run, Task, reproduce
 from orchard.paper.tuning import tuned, with_parameters, with_rates
 from orchard.paper.wording import claims, course_rows, table_rows
+from orchard.runs.folder import RunFolder
+from orchard.runs.grid import Contender, Grid
 from processes import orchard_command
 from test_comparison import Log
 
@@ -125,6 +126,9 @@ def test_a_table_is_kept_read_back_and_written_down(tmp_path: Path) -> None:
     assert "; code abc and def, commit 123.\n" in text
     assert "    orchard reproduce table1 --dataset mnist --partition practical --scale desk --seeds 1,2 " in text
     assert text.endswith("It is so because of this.\n")
+    since = {name: values for name, values in found.environment.items() if name != "code"}
+    replace(found, environment={**since, "results_version": [1]}).write(tmp_path)
+    assert "; results version 1, commit 123.\n" in document(tmp_path)
 
 
 def test_the_course_of_a_table_by_hand() -> None:
@@ -175,10 +179,10 @@ def test_tuning_takes_what_validation_prefers(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tuning, "RATES", {"lr": rates, "lr_decay": (1.0,)})
     base = Experiment(rounds=3, epochs=2, clients=4, model="mlp", batch_size=32)
     log = Log()
-    chosen = tuned(base, [plain("fedavg"), plain("fedavg-local")], 1, tmp_path, log, None)
+    chosen = tuned(Grid(base, RunOptions(), [1], tmp_path), [plain("fedavg"), plain("fedavg-local")], log, None)
     assert len(log.begun) == 3
     runs = {run.experiment.lr: run for run in (RunFolder(path).result() for path in tmp_path.iterdir())}
-    moments: tuple[Moment, ...] = ("exchanged", "trained")
+    moments: tuple[Moment, ...] = ("after_aggregation", "after_training")
     by_test = []
     for row, moment in zip(chosen, moments, strict=True):
         figures = {lr: runs[lr].figures(moment) for lr in rates}
@@ -195,7 +199,7 @@ def test_tuning_goes_on_with_a_methods_own_parameters_and_who_fails_loses(
     base = Experiment(rounds=4, epochs=4, clients=4, model="mlp", batch_size=32)
     start = Contender("apple", Apple(relationship_lr=0.01, mu=0.1, scheduler_fraction=1.0))
     log = Log()
-    (chosen,) = tuned(base, [start], 1, tmp_path, log, None)
+    (chosen,) = tuned(Grid(base, RunOptions(), [1], tmp_path), [start], log, None)
     assert log.failed == [("apple lr=1e+30 lr_decay=1.0", 1)]
     assert chosen.changes == {"lr": 0.05, "lr_decay": 1.0}
     runs = [RunFolder(path) for path in tmp_path.iterdir()]
@@ -215,7 +219,11 @@ def test_a_smoke_test_of_table_1(dataset: str, tmp_path: Path) -> None:
     found = Reproduction.read(kept)
     runs = [RunFolder(folder) for folder in (tmp_path / "runs/paper").iterdir()]
     by_method = {run.experiment().method.name: run for run in runs}
-    moments: dict[str, Moment] = {"fedavg": "exchanged", "fedavg-ft": "tuned", "separate": "trained"}
+    moments: dict[str, Moment] = {
+        "fedavg": "after_aggregation",
+        "fedavg-ft": "after_finetuning",
+        "separate": "after_training",
+    }
     for label, moment in moments.items():
         (run,) = next(cell.runs for cell in found.cells if cell.label == label)
         result = by_method["fedavg-ft" if label == "fedavg" else label].result()
@@ -240,7 +248,7 @@ def test_table_2_with_several_seeds_can_be_stopped_and_repeated(tmp_path: Path) 
     """Stopped in its third run; of four digits' clients three others can be downloaded."""
     task = Task("table2", "digits", "practical", "smoke", [1, 2], tmp_path)
     log, asked = Log(), iter(range(100))
-    with pytest.raises(Stopped, match="stopped at fedfomo-2, seed 1; what was saved is safe; the same again goes on"):
+    with pytest.raises(Stopped, match="stopped at fedfomo-2, seed 1; what was saved is safe; the same command goes on"):
         reproduce(task, log, lambda: next(asked) > 14)
     assert [label for label, _ in log.begun] == ["fedfomo-3", "apple-3", "fedfomo-2"]
     found, folders = reproduce(task, Log())
@@ -256,8 +264,8 @@ def test_table_2_with_several_seeds_can_be_stopped_and_repeated(tmp_path: Path) 
 def test_what_cannot_be_done_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for options, message in (
-        (["--dataset", "mnits"], "dataset = 'mnits': no known dataset; did you mean 'mnist'?"),
-        (["--dataset", "./file"], "dataset = './file': no known dataset"),
+        (["--dataset", "mnits"], "dataset = 'mnits': unknown; did you mean 'mnist'?"),
+        (["--dataset", "./file"], "dataset = './file': unknown"),
         (["--dataset", "digits", "--results", "file"], "--results file: cannot be written: File exists"),
         (["--dataset", "digits", "--rows", "aple"], "--rows: table1 has no 'aple'; did you mean 'apple'?"),
         (["--dataset", "digits", "--rows", "apple", "--results", "."], "--rows: figures and what --results keeps are"),

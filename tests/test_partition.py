@@ -5,9 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.data.partition import assign, keep_fraction, partition_matrix
-from orchard.errors import Refusal
-from orchard.experiment import IID, Dirichlet, PartitionSettings, Pathological, Practical
+from orchard.data.partitions import (
+    IID,
+    Dirichlet,
+    PartitionSettings,
+    Pathological,
+    Practical,
+    assign,
+    keep_fraction,
+    partition_matrix,
+)
+from orchard.errors import UserError
 
 PAIRS_10 = "81 50 72 94 36 01 85 34 79 62 92 06"
 PAIRS_9 = "71 50 82 43 60 15 34 78 62 82 06 75"
@@ -62,7 +70,7 @@ def test_a_pair_can_coincide_unless_strict() -> None:
 
 
 def test_strictness_that_cannot_be_had_is_refused() -> None:
-    with pytest.raises(Refusal, match="no draw gives 3 clients two different of 1 classes each"):
+    with pytest.raises(UserError, match="found no draw that gives each of 3 clients two different classes out of 1"):
         partition_matrix(Pathological(strict=True), 1, 3)
 
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from helpers import SmallFederation, method
-from orchard.contract import Reply
 from orchard.methods.apfl import APFLClient
-from orchard.methods.apple import AppleClient
-from orchard.methods.fedfomo import FedFomoClient
+from orchard.methods.apple import AppleClient, core_of
+from orchard.methods.fedfomo import FedFomoClient, model_of
 from orchard.methods.heurfedamp import HeurFedAMPServer
+from orchard.methods.scaffold import ScaffoldServer
 from orchard.randomness import generator
 
 Array = NDArray[np.float64]
@@ -58,7 +58,7 @@ class Clients:
                 rows = order[start : start + BATCH]
                 yield x[rows], y[rows]
 
-    def descend(self, w: Array, i: int, r: int, centre: Array | None = None, pull: float = 0.0) -> Array:
+    def local_sgd(self, w: Array, i: int, r: int, centre: Array | None = None, pull: float = 0.0) -> Array:
         velocity = np.zeros_like(w)
         for x, y in self.batches(i, r):
             g = slope(w, x, y) + (0 if centre is None else pull * (w - centre))
@@ -68,7 +68,7 @@ class Clients:
 
 
 def clients_of(small: SmallFederation) -> Clients:
-    parts = [[(part.x.numpy(), part.y.numpy()) for part in (s.data.train, s.data.validation)] for s in small.sites]
+    parts = [[(part.x.numpy(), part.y.numpy()) for part in (s.data.train, s.data.validation)] for s in small.contexts]
     return Clients(small.experiment.seed, [p[0] for p in parts], [p[1] for p in parts])
 
 
@@ -110,8 +110,8 @@ def test_apple(budget: int | None, scheduler: str) -> None:
         fading = (math.cos(math.pi * r / length) + 1) / 2 if scheduler == "cos" else 10 ** (-3 * r / length)
         strength = mu * fading if r < length else 0.0
         for i, client in enumerate(small.clients):
-            for j in client.wants(r):
-                copies[i][j] = cores[j]
+            selected = client.select(r)
+            copies[i] = [cores[j] if core_of(j) in selected else copies[i][j] for j in range(n)]
         trained = []
         for i in range(n):
             core, core_velocity, p_velocity = copies[i][i], np.zeros(21), np.zeros(n)
@@ -125,8 +125,8 @@ def test_apple(budget: int | None, scheduler: str) -> None:
             copies[i][i] = core
             trained.append(core)
         cores = trained
-        answers = small.round(r)
-        equal(numbers(answer.upload.vector for answer in answers if answer.upload), cores)
+        updates = small.round(r)
+        equal(numbers(update.upload["core"] for update in updates), cores)
         equal(numbers(client.relationships for client in small.clients if isinstance(client, AppleClient)), p)
         equal(small.models().numpy(), [p[i] @ np.stack(copies[i]) for i in range(n)])
 
@@ -143,7 +143,8 @@ def test_fedfomo(budget: int | None) -> None:
             if r == 0:
                 continue
             worth = np.zeros(n)
-            for j in (*client.wants(r), i):
+            selected = client.select(r)
+            for j in (*(j for j in range(n) if model_of(j) in selected), i):
                 gain = loss(base[i], *clients.validation[i]) - loss(models[j], *clients.validation[i])
                 worth[j] = gain / (np.linalg.norm(models[j] - base[i]) + 1e-8)
             affinity[i] += worth / abs(worth.sum())
@@ -152,7 +153,7 @@ def test_fedfomo(budget: int | None) -> None:
             fallbacks += not positive.any()
             if positive.any():
                 base[i] = positive / positive.sum() @ np.stack(models)
-        models = [clients.descend(base[i], i, r) for i in range(n)]
+        models = [clients.local_sgd(base[i], i, r) for i in range(n)]
         small.round(r)
         equal(small.models().numpy(), models)
         for client, row in zip(small.clients, affinity, strict=True):
@@ -180,7 +181,7 @@ def test_heurfedamp_until_its_pull_has_grown_twice() -> None:
             equal(small.server.weights.numpy(), weights)
             starts = weights @ models
         pull = lam / (1e4 * 0.1 ** (r // 30))
-        models = np.stack([clients.descend(starts[i], i, r, starts[i], pull) for i in range(n)])
+        models = np.stack([clients.local_sgd(starts[i], i, r, starts[i], pull) for i in range(n)])
         small.round(r)
         equal(small.models().numpy(), models)
 
@@ -217,11 +218,11 @@ def test_fedavg_and_fedprox_with_tuning(name: str, mu: float) -> None:
     shared = small.federation.initial_model().numpy().copy()
     for r in range(ROUNDS):
         for i, client in enumerate(twin.clients):  # which never train
-            client.receive(small.sites[i], Reply(r, small.server.reply(i, client.wants(r))))
-            tuned = client.fine_tuned(small.sites[i], r)
+            client.receive(small.contexts[i], small.download(i, r))
+            tuned = client.finetune(small.contexts[i], r)
             assert tuned is not None
-            equal(tuned.numpy(), clients.descend(shared, i, r))
-        copies = np.stack([clients.descend(shared, i, r, shared, mu) for i in range(n)])
+            equal(tuned.numpy(), clients.local_sgd(shared, i, r))
+        copies = np.stack([clients.local_sgd(shared, i, r, shared, mu) for i in range(n)])
         shared = clients.shares @ copies
         small.round(r)
         equal(small.models().numpy(), copies)
@@ -233,6 +234,54 @@ def test_separate() -> None:
     clients, n = clients_of(small), 5
     models = [small.federation.initial_model().numpy().copy()] * n
     for r in range(ROUNDS):
-        models = [clients.descend(models[i], i, r) for i in range(n)]
+        models = [clients.local_sgd(models[i], i, r) for i in range(n)]
         small.round(r)
         equal(small.models().numpy(), models)
+
+
+def test_ditto() -> None:
+    lam = 0.4
+    small = federation("ditto", lam=lam)
+    clients, n = clients_of(small), 5
+    shared = small.federation.initial_model().numpy().copy()
+    personal = [shared] * n
+    for r in range(ROUNDS):
+        personal = [clients.local_sgd(personal[i], i, r, shared, lam) for i in range(n)]
+        shared = clients.shares @ np.stack([clients.local_sgd(shared, i, r) for i in range(n)])
+        small.round(r)
+        equal(small.models().numpy(), personal)
+        equal(small.global_model().numpy(), shared)
+
+
+def test_fedper() -> None:
+    small = federation("fedper", private=["bias"])
+    clients, n = clients_of(small), 5
+    models = [small.federation.initial_model().numpy().copy()] * n
+    for r in range(ROUNDS):
+        models = [clients.local_sgd(models[i], i, r) for i in range(n)]
+        small.round(r)
+        equal(small.models().numpy(), models)
+        body = clients.shares @ np.stack(models)[:, :18]
+        models = [np.concatenate([body, model[18:]]) for model in models]
+
+
+def test_scaffold() -> None:
+    global_lr = 0.8
+    small = federation("scaffold", global_lr=global_lr)
+    clients, n = clients_of(small), 5
+    x, c, own = small.federation.initial_model().numpy().copy(), np.zeros(21), np.zeros((5, 21))
+    for r in range(ROUNDS):
+        lr, copies, changes = LR * DECAY**r, [], []
+        for i in range(n):
+            y, steps = x, 0
+            for batch in clients.batches(i, r):
+                y, steps = y - lr * (slope(y, *batch) - own[i] + c), steps + 1
+            changes.append((x - y) / (steps * lr) - c)
+            copies.append(y)
+        own = own + np.stack(changes)
+        x, c = x + global_lr * (clients.shares @ np.stack(copies) - x), c + np.mean(changes, axis=0)
+        small.round(r)
+        equal(small.models().numpy(), copies)
+        assert isinstance(small.server, ScaffoldServer)
+        equal(small.server.model.numpy(), x)
+        equal(small.server.control.numpy(), c)

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from helpers import ROOT
 from orchard.cli import app
-from orchard.errors import Refusal
+from orchard.errors import UserError
 from orchard.experiment import load_experiment
-from orchard.folder import RunFolder
 from orchard.report.command import command_of
 from orchard.report.content import Content, content_of
 from orchard.report.page import page, page_data
 from orchard.report.story import overview, story
+from orchard.runs.folder import RunFolder
 from synthetic import SyntheticRun
 
 
@@ -69,7 +69,13 @@ def test_gains_are_over_training_alone_with_the_same_seed(tmp_path: Path) -> Non
 
 
 def test_methods_that_anothers_run_gives_are_shown_too(compared: list[Path]) -> None:
-    assert [run.label for run in shown(*compared).runs] == ["apple", "fedavg-ft", "separate", "fedavg", "fedavg-local"]
+    assert [run.label for run in shown(*compared).runs] == [
+        "apple",
+        "fedavg-ft",
+        "separate",
+        "fedavg",
+        "fedavg-local",
+    ]
     assert [run.label for run in shown(compared[1]).runs] == ["fedavg-ft"]
 
 
@@ -128,7 +134,7 @@ def test_a_run_that_has_only_begun_can_be_watched_but_not_reported(tmp_path: Pat
         "There are no figures yet: the first come when the second round has ended."
     )
     assert '"best":null' in page(page_data(content))
-    with pytest.raises(Refusal, match="new: no round has been measured yet; orchard watch shows it while it goes on"):
+    with pytest.raises(UserError, match="new: no round has been measured yet; orchard watch shows it while it goes on"):
         shown(run)
 
 
@@ -136,7 +142,9 @@ def test_a_round_whose_exchange_is_not_measured_yet_has_no_figures(tmp_path: Pat
     run = SyntheticRun(tmp_path / "run", "fedavg").run(3)
     lines = (run.folder.path / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
-    last["exchanged"] = {part: {m: [None] * 4 for m in values} for part, values in last["exchanged"].items()}
+    last["after_aggregation"] = {
+        part: {m: [None] * 4 for m in values} for part, values in last["after_aggregation"].items()
+    }
     (run.folder.path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     content = shown(run.folder.path)
     (entry,) = content.runs
@@ -196,7 +204,7 @@ def test_a_report_of_several_runs_is_one_file(compared: list[Path], tmp_path: Pa
 
 
 def refusal(*arguments: str) -> str:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     return str(caught.value)
 
@@ -219,6 +227,8 @@ def test_the_pages_files_are_in_the_wheel(tmp_path: Path) -> None:
     here = {file.name for file in (ROOT / "src/orchard/report").iterdir() if file.suffix in (".html", ".css", ".js")}
     assert {Path(name).name for name in names if name.startswith("orchard/report/")} >= here
     assert len(here) == 7
+    modules = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src/orchard").rglob("*.py")}
+    assert modules <= set(names), "a module that the wheel lacks: does .gitignore name it?"
 
 
 # --- Figures for print ---

@@ -9,17 +9,17 @@ import threading
 import time
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
 
 import orchard
 from crashing import VARIANTS, same, small_run_in, stopped_after, whole
-from helpers import small_arrays, small_experiment
+from helpers import small_arrays, small_run
 from orchard.errors import Stopped
-from orchard.folder import RunFolder
-from orchard.runs import resume
+from orchard.runs.folder import RunFolder
+from orchard.runs.result import Result
+from orchard.runs.run import resume
 from processes import started
 from test_vector import Residual
 
@@ -39,14 +39,14 @@ def test_every_method_goes_on_to_the_same_result(name: str, tmp_path: Path) -> N
 def test_batchnorm_statistics_come_back(name: str, tmp_path: Path) -> None:
     arrays = small_arrays(shape=(2, 6, 6))
     stopped_after(2, tmp_path / "run", arrays, model=Residual, method=name)
-    undisturbed = orchard.run(small_experiment(model=Residual, method=name), arrays)
+    undisturbed = small_run(arrays, model=Residual, method=name)
     assert same(resume(tmp_path / "run", arrays), undisturbed)
 
 
 def test_killed_at_any_operation_on_the_disk(tmp_path: Path) -> None:
     """Wherever it dies, in creating the folder, in a line, in a checkpoint, in deleting an old one."""
     changes = {**VARIANTS["apple-budget"], "rounds": 3, "checkpoint_every": 1}
-    undisturbed = orchard.run(small_experiment(**changes), small_arrays())
+    undisturbed = small_run(**changes)
     died = 0
     for operation in range(0, 1000, 3):
         folder = tmp_path / str(operation)
@@ -91,21 +91,21 @@ def test_the_metrics_on_the_disk_are_those_of_an_undisturbed_run(tmp_path: Path)
 
 
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
-    orchard.run(small_experiment(out=tmp_path / "run", **VARIANTS["fedavg-ft"]), small_arrays())
+    small_run(out=tmp_path / "run", **VARIANTS["fedavg-ft"])
     longer = resume(tmp_path / "run", small_arrays(), rounds=7)
     assert same(longer, whole("fedavg-ft", rounds=7))
     assert RunFolder(tmp_path / "run").experiment().rounds == 7
     assert [leg["rounds"] for leg in RunFolder(tmp_path / "run").read("environment.json")["resumed"]] == [7]
-    with pytest.raises(orchard.Refusal, match="rounds = 7: the run has 7 already"):
+    with pytest.raises(orchard.UserError, match="rounds = 7: the run has 7 already"):
         resume(tmp_path / "run", small_arrays(), rounds=7)
 
 
 def test_a_refused_extension_leaves_a_finished_run_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    orchard.run(small_experiment(out=folder), small_arrays())
+    small_run(out=folder)
     (folder / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    with pytest.raises(orchard.Refusal, match="lacks rounds that the checkpoint after 3 builds on"):
+    with pytest.raises(orchard.UserError, match="lacks rounds that the checkpoint after 3 builds on"):
         resume(folder, small_arrays(), rounds=6)
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
     assert RunFolder(folder).state() == "finished"
@@ -113,7 +113,7 @@ def test_a_refused_extension_leaves_a_finished_run_as_it_was(tmp_path: Path) -> 
 
 def test_an_extension_that_is_stopped_is_an_interrupted_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    orchard.run(small_experiment(out=folder, method="fedavg"), small_arrays())
+    small_run(out=folder, method="fedavg")
     asked = iter([False])
     with pytest.raises(Stopped):
         resume(folder, small_arrays(), rounds=7, stop=lambda: next(asked, True))
@@ -123,7 +123,7 @@ def test_an_extension_that_is_stopped_is_an_interrupted_run(tmp_path: Path) -> N
 
 def test_reading_a_finished_run_writes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    orchard.run(small_experiment(out=folder), small_arrays())
+    small_run(out=folder)
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     assert same(resume(folder, small_arrays()), whole("apple"))
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
@@ -138,7 +138,7 @@ def test_a_folder_in_use_is_refused_and_a_dead_holder_is_not_waited_for(tmp_path
     while not (folder / "checkpoints").exists():
         time.sleep(0.01)
     assert RunFolder(folder).state() == "running"
-    with pytest.raises(orchard.Refusal, match=f"is in use by process {process.pid} on "):
+    with pytest.raises(orchard.UserError, match=f"is in use by process {process.pid} on "):
         resume(folder, small_arrays())
     process.kill()
     process.join()
@@ -153,8 +153,8 @@ def test_of_two_runs_that_want_the_same_new_folder_one_gets_it(tmp_path: Path) -
     first = started(small_run_in, folder=folder, changes={"rounds": 10_000})
     while not (folder / ".holder.json").exists():
         time.sleep(0.001)
-    with pytest.raises(orchard.Refusal, match=r"is in use by process|holds something already"):
-        orchard.run(small_experiment(out=folder), small_arrays())
+    with pytest.raises(orchard.UserError, match=r"is in use by process|holds something already"):
+        small_run(out=folder)
     assert first.is_alive()
     first.kill()
 
@@ -172,8 +172,8 @@ def test_a_folder_filled_while_waiting_for_it_is_left_alone(tmp_path: Path) -> N
 
     other = threading.Thread(target=finish_elsewhere)
     other.start()
-    with pytest.raises(orchard.Refusal, match="holds something already"):
-        orchard.run(small_experiment(out=folder), small_arrays())
+    with pytest.raises(orchard.UserError, match="holds something already"):
+        small_run(out=folder)
     other.join()
     assert (folder / "experiment.toml").read_text() == "theirs"
 
@@ -184,12 +184,12 @@ def test_a_folder_filled_while_waiting_for_it_is_left_alone(tmp_path: Path) -> N
 def test_a_folder_that_vanishes(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
-    def vanish(exchange: Any) -> None:
-        if exchange.round == 1:
+    def vanish(result: Result) -> None:
+        if len(result.rounds) == 2:
             folder.rename(tmp_path / "moved")
 
     with pytest.raises(orchard.RunFailed, match=r"cannot write .*No such file or directory"):
-        orchard.run(small_experiment(out=folder), small_arrays(), progress=vanish)
+        small_run(out=folder, progress=vanish)
     assert not folder.exists()
     assert same(resume(tmp_path / "moved", small_arrays()), whole("apple"))
 
@@ -199,12 +199,12 @@ import resource, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 import orchard
-from helpers import small_arrays, small_experiment
-def fill(exchange):
-    if exchange.round == 1:  # from now on no file can grow beyond what a line of metrics takes
+from helpers import small_run
+def fill(result):
+    if len(result.rounds) == 2:  # from now on no file can grow beyond what a line of metrics takes
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 try:
-    orchard.run(small_experiment(rounds=30, out=Path({out!r})), small_arrays(), progress=fill)
+    small_run(rounds=30, out=Path({out!r}), progress=fill)
 except orchard.RunFailed as failure:
     print(failure)
     sys.exit(1)

@@ -1,13 +1,14 @@
 """A module as a vector: exact in both directions, for any kind of module."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from orchard.models import CNN
-from orchard.vector import Network, empty_matrix, lay_out_channels_last, shared_matrix
+from orchard.core.models import CNN
+from orchard.core.vector import Layout, Network, Part, lay_out_channels_last
 
 
 class Residual(nn.Module):
@@ -158,26 +159,97 @@ def test_what_cannot_be_a_vector_is_refused() -> None:
         Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
 
-def test_rows_of_one_matrix_are_shared_and_others_copied() -> None:
-    network = Network(nn.Linear(6, 3))  # 21 parameters
-    matrix = empty_matrix(3, network.vector)
-    matrix.copy_(torch.arange(63.0).view(3, 21))
-    rows = list(matrix)
-    shared = network.matrix([rows[0], None, rows[2]])
-    assert shared.data_ptr() == matrix.data_ptr()
-    assert torch.equal(shared, matrix)
-    for mixed in ([rows[1], None, rows[2]], [rows[0].clone(), None, rows[2]], [rows[0], None], [None]):
-        assert shared_matrix(mixed) is None
-        copied = network.matrix(mixed)
-        assert copied.data_ptr() != matrix.data_ptr()
-        assert copied.stride() == (32, 1)
-        expected = [torch.zeros(21) if row is None else row for row in mixed]
-        assert torch.equal(copied, torch.stack(expected))
+# --- Layout and parts ---
 
 
-def test_copied_rows_go_into_the_same_memory_each_time() -> None:
-    network = Network(nn.Linear(6, 3))
-    first = network.matrix([torch.ones(21), torch.ones(21)])
-    again = network.matrix([None, torch.full((21,), 2.0)])
-    assert again.data_ptr() == first.data_ptr()
-    assert again.tolist() == [[0.0] * 21, [2.0] * 21]
+def test_the_layout_says_where_each_parameter_lies() -> None:
+    network = Network(Residual())
+    layout = network.layout
+    named = dict(network.module.named_parameters())
+    assert list(layout.slices) == list(named)
+    assert len(layout) == len(network.vector)
+    for name, piece in layout.slices.items():
+        assert torch.equal(network.vector[piece], named[name].detach().flatten())
+    assert [s.start for s in layout.slices.values()] == [0, *(s.stop for s in layout.slices.values())][:-1]
+
+
+def test_a_tied_parameter_lies_where_its_first_name_says_and_a_frozen_one_nowhere() -> None:
+    assert list(Network(Tied()).layout.slices) == ["encode.weight", "encode.bias", "decode.bias"]
+    assert list(Network(Frozen()).layout.slices) == ["head.weight", "head.bias"]
+
+
+def named_in(layout: Layout, part: Part) -> list[str]:
+    return [name for name, piece in layout.slices.items() if piece in part.slices]
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "names"),
+    [
+        (["output"], ["output.weight", "output.bias"]),
+        (["second", "first.bias"], ["first.bias", "second.weight", "second.bias"]),
+        (["norm", "norm.bias"], ["norm.weight", "norm.bias"]),
+        ([], []),
+    ],
+)
+def test_a_part_is_what_the_prefixes_name_in_the_order_of_the_vector(prefixes: list[str], names: list[str]) -> None:
+    layout = Network(Residual()).layout
+    assert named_in(layout, layout.part(prefixes)) == names
+
+
+def test_an_empty_prefix_is_the_whole_and_part_of_a_word_is_nothing() -> None:
+    network = Network(nn.Sequential(*(nn.Linear(1, 1) for _ in range(11))))
+    layout = network.layout
+    assert torch.equal(layout.part([""]).of(network.vector), network.vector)
+    assert named_in(layout, layout.part(["1"])) == ["1.weight", "1.bias"]  # not 10.weight
+
+
+def test_a_part_and_the_rest_are_the_whole() -> None:
+    network = Network(Residual())
+    layout, vector = network.layout, network.vector.clone()
+    part = layout.part(["first", "output"])
+    rest = layout.rest(part)
+    assert named_in(layout, rest) == ["norm.weight", "norm.bias", "second.weight", "second.bias"]
+    assert len(part) + len(rest) == len(layout)
+    assert (len(part), len(rest)) == (len(part.of(vector)), len(rest.of(vector)))
+    assert torch.equal(part.of(vector), torch.cat([vector[: 8 * 2 * 9 + 8], vector[-(8 * 3 + 3) :]]))
+    built = rest.replaced(part.replaced(torch.zeros_like(vector), part.of(vector)), rest.of(vector))
+    assert torch.equal(built, vector)
+    assert layout.rest(rest) == part
+
+
+def test_a_part_is_replaced_in_a_copy_and_taken_out_as_one() -> None:
+    network = Network(Residual())
+    part, vector = network.layout.part(["second"]), network.vector.clone()
+    values = torch.randn(len(part))
+    other = part.replaced(vector, values)
+    assert torch.equal(part.of(other), values)
+    assert torch.equal(vector, network.vector), "the old one stays as it was"
+    rest = network.layout.rest(part)
+    assert torch.equal(rest.of(other), rest.of(vector))
+    part.of(other).zero_()
+    assert torch.equal(part.of(other), values)
+
+
+def test_nothing_is_a_part_too() -> None:
+    network = Network(nn.Linear(3, 2))
+    nothing = network.layout.part([])
+    assert len(nothing) == len(nothing.of(network.vector)) == 0
+    assert torch.equal(nothing.replaced(network.vector, torch.empty(0)), network.vector)
+    assert torch.equal(network.layout.rest(nothing).of(network.vector), network.vector)
+
+
+@pytest.mark.parametrize(
+    ("module", "last"), [(Residual(), "output"), (CNN((1, 28, 28), 10), "output"), (nn.Sequential(Tied()), "0.decode")]
+)
+def test_the_last_layer(module: nn.Module, last: str) -> None:
+    layout = Network(module).layout
+    assert layout.last_layer() == last
+    assert layout.part([last]).slices[-1].stop == len(layout)
+
+
+@pytest.mark.parametrize("prefix", ["outputs", "out", "output.", "output.weights", "relu"])
+def test_a_layer_that_is_not_there_is_refused_with_those_that_are(prefix: str) -> None:
+    layout = Network(CNN((1, 28, 28), 10)).layout
+    with pytest.raises(ValueError, match=rf"^'{re.escape(prefix)}': no such layer; the parameters are ") as refusal:
+        layout.part(["conv1", prefix])
+    assert all(name in str(refusal.value) for name in layout.slices)

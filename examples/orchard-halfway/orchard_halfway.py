@@ -2,62 +2,35 @@
 
     start_i = keep·w_i + (1 − keep)·w,   w = Σ (n_i/n)·w_i
 
-An example of a method in one file: its parameters, a client half and a server half. The server half is FedAvg's.
+A method in one file: its parameters, and a client. The server and what travels are FedAvg's.
 """
 
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from orchard.contract import Client, Federation, Reply
-from orchard.experiment import MethodSettings
-from orchard.methods.fedavg import GLOBAL, AveragingServer
-from orchard.training import Site, descend
+from orchard.methods import Averaging, ClientContext, Download, FedAvgClient, Federation
 
 
-class Halfway(MethodSettings):
-    """The parameters, checked before anything runs, and how the two halves are made from them."""
+class Halfway(Averaging):  # brings FedAvg's server, and lets "model" travel both ways
+    """The parameters, checked before anything runs."""
 
     name: Literal["halfway"] = "halfway"
     keep: float = Field(default=0.5, ge=0, le=1, description="how much of its own model a client keeps")
 
     def client(self, index: int, federation: Federation) -> "HalfwayClient":
-        """Make the client half."""
+        """Make a client."""
         return HalfwayClient(self, federation)
 
-    def server(self, federation: Federation) -> AveragingServer:
-        """Make the server half."""
-        return AveragingServer(federation)
 
-
-class HalfwayClient(Client):
-    """Lives with the data: chooses what to download, trains, says what it would use and what it uploads."""
-
-    keeps = ("model",)
+class HalfwayClient(FedAvgClient):  # selects, trains, uploads and is evaluated as in FedAvg
+    """Starts between its own model and the average."""
 
     def __init__(self, settings: Halfway, federation: Federation) -> None:
+        super().__init__(federation)
         self.keep = settings.keep
-        self.model = federation.initial_model()
 
-    def wants(self, round: int) -> tuple[int, ...]:
-        """Ask for the average."""
-        return (GLOBAL,)
-
-    def receive(self, site: Site, reply: Reply) -> None:
-        """Go halfway towards it."""
-        self.model = torch.lerp(reply.models[GLOBAL], self.model, self.keep)
-
-    def train(self, site: Site, round: int) -> float:
-        """Train on the local data."""
-        self.model, loss = descend(site, round, self.model)
-        return loss
-
-    def personalised(self) -> Tensor:
-        """Return the own model."""
-        return self.model
-
-    def upload(self) -> Tensor:
-        """Return the own model."""
-        return self.model
+    def receive(self, context: ClientContext, download: Download) -> None:
+        """Go towards the average."""
+        self.model = torch.lerp(download.vectors["model"], self.model, self.keep)

@@ -1,29 +1,29 @@
-"""The ways in which Orchard says that something is wrong, each with a message for people."""
+"""Orchard's exceptions and warnings; their messages are written for people."""
 
 
-class Refusal(Exception):
-    """Bad configuration or data, refused before anything is trained (exit code 2)."""
+class UserError(Exception):
+    """The configuration or the data are wrong; raised before anything is trained (exit code 2)."""
 
 
-class NothingToGoOnFrom(Refusal):
-    """An interrupted run that nobody can go on with; a new one can take its place."""
+class NoUsableCheckpoint(UserError):
+    """An interrupted run has no checkpoint to resume from; a new run can replace it."""
 
 
 class RunFailed(Exception):
-    """A run that began and could not go on; what was saved stays (exit code 1)."""
+    """A run started but could not continue; what it saved is kept (exit code 1)."""
 
 
 class ServerFailed(RunFailed):
-    """A run whose server half ended in an error; what clients fail in, an exchange says."""
+    """The server's part of a run raised an error; errors of clients are reported in the exchange."""
 
 
 class Stopped(Exception):
-    """A run that was asked to stop, and did so after a round (exit code 130)."""
+    """A run was asked to stop, and stopped after a round (exit code 130)."""
 
 
 class DataWarning(UserWarning):
-    """Something about the data that people should know, though it can be used."""
+    """The data can be used, but people should know something about them."""
 
 
 class ResumeWarning(UserWarning):
-    """Something that people should know about a run that goes on."""
+    """A run is resumed, but people should know something about it."""

@@ -1,7 +1,7 @@
-"""Every random draw comes from a generator seeded by what it is for.
+"""Random generators, each seeded by its purpose.
 
-A generator is a pure function of (seed, purpose, client, round, epoch), so a run's result does not depend
-on the number of workers, the order of clients, an interruption or the engine.
+A generator is a pure function of (seed, purpose, client, round, epoch), so a run's result does not depend on the
+number of workers, the order of clients, interruptions or the engine.
 """
 
 import numpy as np

@@ -1,29 +1,34 @@
-"""Settings that people write: checked when they are read, and refused in words that say what to do."""
+"""Settings that people write: checked when they are read, with error messages that say what to do."""
 
-import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from orchard.errors import Refusal
+from orchard.errors import UserError
+from orchard.text import nearest
 
 LaxPath = Annotated[Path, Field(strict=False)]
+S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseModel):
-    """A frozen group of settings that refuses unknown keys and wrong types.
+    """A frozen group of settings that allows no unknown keys and no wrong types.
 
     A validator's ValueError starts with the field it is about, e.g. ``budget = 12: at most 7 ...``.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
 
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with some settings changed, checked like a new one."""
+        return validated(type(self), {**dict(self), **changes})
+
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
+    def _check_keys(cls, values: Any) -> Any:
         known = list(cls.model_fields)
         for key in values if isinstance(values, Mapping) else ():
             if key not in known:
@@ -31,8 +36,21 @@ class Settings(BaseModel):
         return values
 
 
+def named(value: object) -> object:
+    """Let ``"apple"`` stand for ``{"name": "apple"}``."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def validated(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
+    """Return checked settings; raise UserError with a readable message that starts with `where`."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError(where + explain(error)) from None
+
+
 def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
-    """Say for each problem which field it is about, what was given, and what is allowed."""
+    """Return one line for each problem: its field, the value given, and what is allowed."""
     lines = []
     for problem in error.errors():
         place = (*prefix, *map(str, problem["loc"]))
@@ -49,17 +67,11 @@ def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     return "\n".join(lines)
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return a hint for a name that does not exist: the nearest one that does, else all of them."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-
-
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, or say why it cannot be read."""
+    """Read a TOML file; raise if it cannot be read."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise Refusal(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f"{path}: is not valid TOML: {error}") from None
+        raise UserError(f"{path}: is not valid TOML: {error}") from None

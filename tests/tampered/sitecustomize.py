@@ -28,8 +28,8 @@ if hostile := os.environ.get("HOSTILE"):
     import numpy as np
     from nvflare.fuel.f3.streaming import blob_streamer
 
-    import orchard.site.worker as worker
-    from orchard.engines.flare.messages import pack_answer
+    import orchard.sites.worker as worker
+    from orchard.engines.flare.messages import pack_update
 
     swelling = threading.Event()
 
@@ -53,17 +53,18 @@ if hostile := os.environ.get("HOSTILE"):
 
     blob_streamer.BlobStream = Swollen
 
-    def falsified(answer: Any, round: int) -> Any:
-        message = dict(pack_answer(answer, round))
-        if round == 0 or message["upload"] is None:
+    def falsified(update: Any, round: int) -> Any:
+        message = dict(pack_update(update, round))
+        if round == 0 or not message["upload"]:
             return message
-        vector = np.frombuffer(message["upload"], "<f4").copy()
+        ((name, content),) = message["upload"]
+        vector = np.frombuffer(content, "<f4").copy()
         match hostile:
             case "not finite":
                 vector[0] = np.nan
-                message["upload"] = vector.tobytes()
+                message["upload"] = [[name, vector.tobytes()]]
             case "wrong length":
-                message["upload"] = vector[1:].tobytes()
+                message["upload"] = [[name, vector[1:].tobytes()]]
             case "wrong sender":
                 message["site"] = "south"
             case "ten gigabytes" | "ten gigabytes undeclared":
@@ -74,4 +75,4 @@ if hostile := os.environ.get("HOSTILE"):
                 time.sleep(1000)
         return message
 
-    vars(worker)["pack_answer"] = falsified
+    vars(worker)["pack_update"] = falsified

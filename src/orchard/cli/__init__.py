@@ -9,22 +9,24 @@ import typer
 
 from orchard import __version__
 from orchard.cli.options import app
-from orchard.errors import DataWarning, Refusal, ResumeWarning, RunFailed, Stopped
+from orchard.engines.pages import use_large_pages
+from orchard.errors import DataWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
-from orchard.cli import running, looking, data, deploy, site  # in the order in which --help lists their commands
+from orchard.cli import data, deploy, looking, running, site
 # isort: on
 
 __all__ = ["app", "data", "deploy", "looking", "main", "running", "site"]
 
 
 def main() -> None:
-    """Run the command line; errors that are for people become one message and an exit code."""
+    """Run the command line; turn expected errors into one message and an exit code."""
     warnings.showwarning = _show_warning
-    sys.path.insert(0, "")  # so that --set model=my_file:factory finds a file beside the user
+    use_large_pages()
+    sys.path.insert(0, "")  # so that --set model=my_file:factory finds a file in the current folder
     try:
         app()
-    except Refusal as refusal:
+    except UserError as refusal:
         typer.echo(f"orchard: {refusal}", err=True)
         sys.exit(2)
     except RunFailed as failure:
@@ -43,15 +45,15 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show what people should know as one line; what programmers should know as Python does."""
+    """Show Orchard's own warnings as one line each; format all others as Python does."""
     plain = issubclass(category, DataWarning | ResumeWarning)
     text = f"orchard: {message}" if plain else warnings.formatwarning(message, category, filename, lineno).rstrip()
     typer.echo(text, err=True)
 
 
 def _explain_failure(failure: RunFailed) -> None:
-    """Say what failed; where it is a bug in somebody's code, they need to see where."""
-    from orchard.training import NotFinite
+    """Print why a run failed; with a traceback if an error in someone's code caused it."""
+    from orchard.core.training import NotFinite
 
     if failure.__cause__ is not None and not isinstance(failure.__cause__, NotFinite):
         traceback.print_exception(failure.__cause__)

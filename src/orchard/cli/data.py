@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
-from orchard.cli.options import Clients, DataDir, Fraction, Partition, Settings, app, definition_of
+from orchard.cli.options import Clients, DataDir, Fraction, Partition, Settings, app, definition
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at datasets and at who holds what.")
+data_app = typer.Typer(no_args_is_help=True, help="Show datasets, and what each client holds.")
 app.add_typer(data_app, name="data")
 
 
 @data_app.command("list")
 def list_datasets(data_dir: DataDir = None) -> None:
     """List the datasets that are known by name."""
-    from orchard.display import print_catalogue
+    from orchard.cli.data_tables import print_catalogue
 
     print_catalogue(data_dir)
 
@@ -31,8 +31,8 @@ def show_dataset(
         Path | None, typer.Option("-o", "--output", help="The figure: .png, .svg or .pdf; default: in this folder.")
     ] = None,
 ) -> None:
-    """Say what a dataset is; with a partition, or data of your own, print and draw who holds what."""
-    definition = definition_of(
+    """Describe a dataset; with a partition, or your own data, print and draw what each client holds."""
+    experiment, options = definition(
         None,
         settings,
         dataset=dataset,
@@ -42,11 +42,11 @@ def show_dataset(
         fraction=fraction,
     )
 
-    from orchard.catalogue import CATALOGUE
-    from orchard.display import print_holdings
-    from orchard.holdings import entry_text
+    from orchard.cli.data_tables import entry_text
+    from orchard.cli.display import print_distribution
+    from orchard.data.catalogue import CATALOGUE
 
     if dataset in CATALOGUE:
         typer.echo(entry_text(dataset, CATALOGUE[dataset]))
     if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
-        print_holdings(definition, output)
+        print_distribution(experiment, options.data_dir, output)

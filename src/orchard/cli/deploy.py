@@ -1,4 +1,4 @@
-"""Commands of a coordinator whose silos are on separate machines: deploy init, run, attach, status, stop."""
+"""Commands for coordinating silos on separate machines: deploy init, run, attach, status, stop."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from orchard.cli.options import RUNS, Quiet, app
 
 if TYPE_CHECKING:
-    from orchard.results import Result
+    from orchard.runs.result import Result
 
 deploy_app = typer.Typer(
     no_args_is_help=True, help="Coordinate silos on separate machines (needs nvflare: orchard\\[deploy])."
@@ -23,13 +23,13 @@ Run = Annotated[Path, typer.Argument(help="The run's folder.")]
 
 @deploy_app.command("init")
 def init(
-    consortium: Annotated[Path, typer.Argument(help="A TOML file: who takes part.")],
+    consortium: Annotated[Path, typer.Argument(help="A TOML file that says who takes part.")],
     out: Annotated[Path, typer.Option("-o", "--output", help="Where the kits go.")] = Path("kits"),
 ) -> None:
-    """Make everybody's startup kit: keys, certificates, and settings that allow what Orchard needs and no more."""
-    from orchard.consortium import load_consortium
-    from orchard.deploy.connection import need_flare
-    from orchard.deploy.provision import make_kits
+    """Make a startup kit for each party: keys, certificates, and settings that allow only what Orchard needs."""
+    from orchard.sites.connection import need_flare
+    from orchard.sites.consortium import load_consortium
+    from orchard.sites.provision import make_kits
 
     need_flare()
     kits = make_kits(load_consortium(consortium), out)
@@ -45,7 +45,7 @@ A kit holds a private key: hand each to its party by a way that you trust, and k
 
 @deploy_app.command("run")
 def run(
-    experiment: Annotated[Path, typer.Argument(help="An experiment's TOML file with a table [deploy].")],
+    experiment: Annotated[Path, typer.Argument(help="An experiment's TOML file with a table \\[deploy].")],
     kit: Kit,
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
     quiet: Quiet = False,
@@ -53,11 +53,11 @@ def run(
     """Run an experiment on the sites and follow it; Ctrl-C leaves it running."""
     import secrets
 
-    from orchard.consortium import FILE, load_consortium
-    from orchard.deploy.supervision import begin
-    from orchard.plan import make_plan
+    from orchard.sites.consortium import consortium_of
+    from orchard.sites.plan import make_plan
+    from orchard.sites.supervision import begin
 
-    sites = load_consortium(kit / FILE).sites
+    sites = consortium_of(kit).sites
     name = f"sites-{secrets.token_hex(4)}"
     plan = make_plan(experiment, name, sites)
     folder = out or RUNS / name
@@ -66,20 +66,20 @@ def run(
 
 @deploy_app.command("attach")
 def attach_to(run: Run, kit: LaterKit = None, quiet: Quiet = False) -> None:
-    """Follow a run again, and go on with it where it was stopped or given up."""
-    from orchard.deploy.supervision import attach
+    """Follow a run again; resume it if it was stopped or given up."""
+    from orchard.sites.supervision import attach
 
     _followed(run, quiet, lambda say: attach(run, kit, say))
 
 
 @deploy_app.command("status")
 def status(kit: Kit) -> None:
-    """Say which sites are connected, and what they are at."""
-    from orchard.deploy.connection import Connection
-    from orchard.deploy.supervision import where_it_stands
+    """Show which sites are connected, and how many jobs each is running."""
+    from orchard.sites.connection import Connection
+    from orchard.sites.supervision import site_table
 
     with Connection(kit, patience=0) as server:
-        for site, state, jobs in where_it_stands(server.consortium.sites, server.sites()):
+        for site, state, jobs in site_table(server.consortium.sites, server.sites()):
             typer.echo(f"{site:24} {state:10} jobs: {jobs}")
 
 
@@ -89,17 +89,17 @@ def stop_run(
     kit: LaterKit = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the round to end.")] = False,
 ) -> None:
-    """Stop a run after its round; `orchard deploy attach` goes on with it."""
-    from orchard.deploy.supervision import stop
+    """Stop a run after its round; `orchard deploy attach` resumes it."""
+    from orchard.sites.supervision import stop
 
     stop(run, kit, now=now, say=typer.echo)
 
 
 def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None]], Result]") -> None:
-    """Follow a run on standard error; show its result."""
-    from orchard.deploy.supervision import attach_command
-    from orchard.display import print_result
+    """Follow a run on standard error, then print its result."""
+    from orchard.cli.display import print_result
     from orchard.errors import Stopped
+    from orchard.sites.supervision import attach_command
 
     def say(text: str) -> None:
         if not quiet:

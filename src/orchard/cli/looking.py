@@ -1,10 +1,9 @@
-"""Commands that look at runs and use what they gave: runs, report, figures, watch, export, predict."""
+"""Commands that show runs and use their models: runs, report, figures, watch, export, predict."""
 
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,7 +15,7 @@ def list_runs(
     root: Annotated[Path, typer.Argument(help="Where the runs' folders are.")] = RUNS,
 ) -> None:
     """List runs: state, method, data, best accuracy, age."""
-    from orchard.display import print_runs
+    from orchard.cli.display import print_runs
 
     print_runs(root)
 
@@ -26,39 +25,31 @@ def report(
     runs: RunsArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
 ) -> None:
-    """Show one run, or several side by side, on one page to look at in a browser."""
+    """Write a page that shows one run, or several side by side."""
     from orchard.report.page import write_report
 
     write_report(runs, output)
     typer.echo(f"written to {output}")
 
 
-class FigureFormat(StrEnum):
-    """How a figure is written."""
-
-    pdf = "pdf"
-    png = "png"
-    svg = "svg"
-
-
 @app.command()
 def figures(
     runs: RunsArgument,
-    kind: Annotated[FigureFormat, typer.Option("--format", help="How they are written.")] = FigureFormat.pdf,
+    kind: Annotated[Literal["pdf", "png", "svg"], typer.Option("--format", help="The file format.")] = "pdf",
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder for them.")] = Path("figures"),
 ) -> None:
     """Draw the paper's figures for runs of your own, ready for print."""
     from orchard.report.figures import write_figures
 
-    for file in write_figures(runs, output, kind.value):
+    for file in write_figures(runs, output, kind):
         typer.echo(f"drawn in {file}")
 
 
 @app.command()
 def watch(run: RunArgument) -> None:
-    """Show a run in a browser while it goes on, until Ctrl-C."""
-    from orchard.folder import RunFolder
+    """Show a running run in a browser, until Ctrl-C."""
     from orchard.report.live import live_page, open_browser
+    from orchard.runs.folder import RunFolder
 
     RunFolder(run).experiment()
     with live_page(run) as address, suppress(KeyboardInterrupt):
@@ -67,27 +58,20 @@ def watch(run: RunArgument) -> None:
         Event().wait()
 
 
-class Round(StrEnum):
-    """Which round's model."""
-
-    best = "best"
-    last = "last"
-    validation = "validation"
-
-
 @app.command()
 def export(
     run: RunArgument,
     client: Annotated[str, typer.Option(help="The client's number, from 0, or its name.")],
     to: Annotated[Path, typer.Option(help="The file: .safetensors, .pt2 or .onnx.")],
     round: Annotated[
-        Round, typer.Option("--round", help="The round of the best mean test or validation accuracy, or the last.")
-    ] = Round.validation,
+        Literal["best", "last", "validation"],
+        typer.Option("--round", help="The round of the best mean test or validation accuracy, or the last."),
+    ] = "validation",
 ) -> None:
-    """Write a client's personalised model to be used, with a model card beside it."""
-    from orchard.export import export_model
+    """Export a client's personalised model, with a model card beside it."""
+    from orchard.export.export import export_model
 
-    name, card = export_model(run, client, to, round.value)
+    name, card = export_model(run, client, to, round)
     typer.echo(f"written: {to}, the model of {name}, described in {card}", err=True)
 
 
@@ -99,10 +83,10 @@ def predict(
         Path | None, typer.Option("-o", "--output", help="The CSV file; default: standard output.")
     ] = None,
     factory: Annotated[
-        str | None, typer.Option("--model", help='The network, where it is your own: "package.module:factory".')
+        str | None, typer.Option("--model", help='The network, if it is your own: "package.module:factory".')
     ] = None,
 ) -> None:
     """Classify images with an exported model; write CSV with probabilities."""
-    from orchard.display import print_predictions
+    from orchard.cli.display import print_predictions
 
     print_predictions(model, samples, output, factory)

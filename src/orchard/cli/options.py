@@ -1,4 +1,4 @@
-"""The command itself, and the options that several of its parts take."""
+"""The command-line app, and the options that several commands share."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchard.errors import Refusal
+from orchard.errors import UserError
 
 if TYPE_CHECKING:
-    from orchard.experiment import Experiment
+    from orchard.experiment import Experiment, RunOptions
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -31,37 +31,37 @@ RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders.", metav
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
-def definition_of(file: Path | None, settings: list[str] | None, **options: object) -> "Experiment":
-    """Read the experiment that a file, the command's own options and its --set describe together."""
-    from orchard.experiment import load_experiment
+def definition(file: Path | None, settings: list[str] | None, **given: object) -> "tuple[Experiment, RunOptions]":
+    """Return the experiment and run options that a file, the command's own options and --set define."""
+    from orchard.experiment import load_definition
 
-    return load_experiment(file, overrides=options, assignments=settings or [])
+    return load_definition(file, overrides=given, assignments=settings or [])
 
 
 def listed(option: str, text: str) -> list[str]:
-    """Return what an option names, with commas."""
+    """Return the items of a comma-separated option; raise if there are none."""
     items = [item.strip() for item in text.split(",") if item.strip()]
     if not items:
-        raise Refusal(f"--{option}: names nothing")
+        raise UserError(f"--{option}: names nothing")
     return items
 
 
 def seeds_of(text: str) -> list[int]:
-    """Return the seeds that an option names."""
+    """Return the seeds in a comma-separated option, each once."""
     return list(dict.fromkeys(_whole_number(item) for item in listed("seeds", text)))
 
 
 def _whole_number(text: str) -> int:
     if not text.isdecimal():
-        raise Refusal(f"--seeds: {text!r} is not a whole number from 0")
+        raise UserError(f"--seeds: {text!r} is not a whole number from 0")
     return int(text)
 
 
 def make_folder(option: str, path: Path) -> None:
-    """Make a folder for what comes out in the end, or refuse it, before hours are spent."""
+    """Make an output folder; raise if it cannot be written, before hours are spent."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise Refusal(f"{option} {path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{option} {path}: cannot be written: {error.strerror}") from None

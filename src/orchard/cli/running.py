@@ -1,10 +1,8 @@
 """Commands that train: run, resume, compare, reproduce."""
 
-import json as json_module
 from contextlib import AbstractContextManager, ExitStack, closing
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,26 +20,16 @@ from orchard.cli.options import (
     Settings,
     Workers,
     app,
-    definition_of,
+    definition,
     listed,
     make_folder,
     seeds_of,
 )
-from orchard.errors import Refusal
+from orchard.errors import UserError
 
 if TYPE_CHECKING:
     from orchard.report.events import EventWriter
-    from orchard.results import Result
-    from orchard.rounds import Exchange
-
-
-class TableFormat(StrEnum):
-    """How a table is printed."""
-
-    text = "text"
-    csv = "csv"
-    markdown = "markdown"
-    latex = "latex"
+    from orchard.runs.result import Result
 
 
 @app.command()
@@ -60,11 +48,11 @@ def run(
     settings: Settings = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it goes on.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it is running.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
-    definition = definition_of(
+    planned, options = definition(
         experiment,
         settings,
         dataset=dataset,
@@ -79,44 +67,43 @@ def run(
         out=out,
     )
 
-    from orchard.display import watched
-    from orchard.folder import free_folder
-    from orchard.runs import run as run_experiment
-    from orchard.stopping import stoppable
+    from orchard.cli.progress import watched
+    from orchard.cli.stopping import stoppable
+    from orchard.runs.folder import free_folder
+    from orchard.runs.run import run as run_experiment
 
-    folder = definition.out or free_folder(RUNS, definition)
-    definition = definition.model_copy(update={"out": folder})
+    folder = options.out or free_folder(RUNS, planned)
     with ExitStack() as stack:
         events = stack.enter_context(_events(folder)) if tensorboard else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
-        bar = stack.enter_context(watched(definition, quiet=quiet))
+        bar = stack.enter_context(watched(planned, quiet=quiet))
         stop = stack.enter_context(stoppable())
         followers = [follower for follower in (events, bar) if follower]
 
-        def progress(exchange: "Exchange") -> None:
+        def progress(result: "Result") -> None:
             for follower in followers:
-                follower(exchange)
+                follower(result)
 
-        result = run_experiment(definition, progress=progress, stop=stop)
+        result = run_experiment(planned, options=options, out=folder, progress=progress, stop=stop)
     _show(result, folder, quiet=quiet, json=json)
 
 
 @app.command()
 def resume(
     run: RunArgument,
-    rounds: Annotated[int | None, typer.Option(help="Extend the run to so many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Extend the run to this many rounds.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Go on with an interrupted run, to the result it would have had."""
-    from orchard.display import watched
-    from orchard.folder import RunFolder
-    from orchard.runs import resume as resume_run
-    from orchard.stopping import stoppable
+    """Resume an interrupted run, to the result it would have had."""
+    from orchard.cli.progress import watched
+    from orchard.cli.stopping import stoppable
+    from orchard.runs.folder import RunFolder
+    from orchard.runs.run import resume as resume_run
 
-    definition = RunFolder(run).experiment()
-    planned = definition.model_copy(update={"rounds": rounds or definition.rounds})
+    experiment = RunFolder(run).experiment()
+    planned = experiment.model_copy(update={"rounds": rounds or experiment.rounds})
     with watched(planned, quiet=quiet) as progress, stoppable() as stop:
         result = resume_run(run, rounds=rounds, progress=progress, stop=stop)
     _show(result, run, quiet=quiet, json=json)
@@ -139,11 +126,13 @@ def compare(
     workers: Workers = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")] = RUNS,
     settings: Settings = None,
-    table: Annotated[TableFormat, typer.Option("--format", help="How the table is printed.")] = TableFormat.text,
+    table: Annotated[
+        Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How the table is printed.")
+    ] = "text",
     quiet: Quiet = False,
 ) -> None:
     """Run methods side by side on the same data and batches, and print one table."""
-    definition = definition_of(
+    base, options = definition(
         experiment,
         settings,
         dataset=dataset,
@@ -155,55 +144,37 @@ def compare(
         workers=workers,
     )
 
-    from orchard.comparison import compare as compare_methods
-    from orchard.display import print_comparison, watched_grid
-    from orchard.grid import parse_contender
-    from orchard.methods import BUILT_IN
-    from orchard.stopping import stoppable
+    from orchard.cli.display import print_comparison
+    from orchard.cli.progress import watched_grid
+    from orchard.cli.stopping import stoppable
+    from orchard.methods.registry import BUILT_IN
+    from orchard.runs.comparison import compare as compare_methods
+    from orchard.runs.grid import Grid, parse_contender
 
     names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
-    contenders = [parse_contender(text, definition) for text in names]
-    numbers = seeds_of(seeds)
+    contenders = [parse_contender(text, base) for text in names]
+    grid = Grid(base, options, seeds_of(seeds), out)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
-        comparison = compare_methods(definition, contenders, numbers, out, watcher, stop)
-    print_comparison(comparison, table.value)
-
-
-class PaperPart(StrEnum):
-    """A part of the paper."""
-
-    table1 = "table1"
-    table2 = "table2"
-    figures = "figures"
-
-
-class PaperSplit(StrEnum):
-    """A split of the paper."""
-
-    pathological = "pathological"
-    practical = "practical"
-
-
-class PaperScale(StrEnum):
-    """How much of the paper's protocol is run."""
-
-    smoke = "smoke"
-    desk = "desk"
-    paper = "paper"
+        comparison = compare_methods(grid, contenders, watcher, stop)
+    print_comparison(comparison, table)
 
 
 @app.command()
 def reproduce(
     part: Annotated[
-        PaperPart, typer.Argument(help="table1: all methods; table2: limited downloads; figures: of table 1's runs.")
+        Literal["table1", "table2", "figures"],
+        typer.Argument(help="table1: all methods; table2: limited downloads; figures: of table 1's runs."),
     ],
     dataset: Annotated[
         str, typer.Option(help="A dataset's name; the paper's: mnist, cifar10, organamnist, pathmnist.")
     ],
-    partition: Annotated[PaperSplit, typer.Option(help="Which of the paper's splits.")] = PaperSplit.practical,
+    partition: Annotated[
+        Literal["pathological", "practical"], typer.Option(help="Which of the paper's splits.")
+    ] = "practical",
     scale: Annotated[
-        PaperScale, typer.Option(help="smoke: a minute or two; desk: 20 % of the data, 100 rounds; paper: all of it.")
-    ] = PaperScale.desk,
+        Literal["smoke", "desk", "paper"],
+        typer.Option(help="smoke: a minute or two; desk: 20 % of the data, 100 rounds; paper: all of it."),
+    ] = "desk",
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
     rows: Annotated[
         str | None, typer.Option(help="Only these rows of the table, as they are called there, with commas.")
@@ -216,20 +187,22 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Re-measure a table of the paper, or draw its figures; can be interrupted and repeated."""
-    from orchard.display import print_reproduction, watched_grid
+    from orchard.cli.display import print_reproduction
+    from orchard.cli.progress import watched_grid
+    from orchard.cli.stopping import stoppable
+    from orchard.experiment import RunOptions
     from orchard.paper.protocol import Table
     from orchard.paper.reproduce import Task
     from orchard.paper.reproduce import reproduce as reproduce_table
     from orchard.report.figures import write_figures
-    from orchard.stopping import stoppable
 
-    table: Table = "table2" if part is PaperPart.table2 else "table1"
-    own = {"data_dir": data_dir, "workers": workers}
+    table: Table = "table2" if part == "table2" else "table1"
+    options = RunOptions(data_dir=data_dir, workers=workers)
     wanted = listed("rows", rows) if rows is not None else []
-    if wanted and (results or part is PaperPart.figures):
-        raise Refusal("--rows: figures and what --results keeps are of whole tables")
-    task = Task(table, dataset, partition.value, scale.value, seeds_of(seeds), out, own, tune, wanted)
-    task.grid()  # what cannot be run is refused before there is a folder
+    if wanted and (results or part == "figures"):
+        raise UserError("--rows: figures and what --results keeps are of whole tables")
+    task = Task(table, dataset, partition, scale, seeds_of(seeds), out, options, tune, wanted)
+    task.grid()  # raises if it is not valid, before any folder is made
     if results:
         make_folder("--results", results)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
@@ -239,7 +212,7 @@ def reproduce(
             typer.echo(f"kept in {found.write(results)}", err=True)
     finally:
         print_reproduction(found, whole=not wanted)
-    if part is PaperPart.figures:
+    if part == "figures":
         for file in write_figures(folders, Path("figures") / found.name, "pdf"):
             typer.echo(f"drawn in {file}")
 
@@ -247,9 +220,9 @@ def reproduce(
 @app.command("methods")
 def list_methods() -> None:
     """List the methods that can be run, those of other packages too."""
-    from orchard.methods import methods
+    from orchard.methods.registry import all_methods
 
-    for name, entry in methods().items():
+    for name, entry in all_methods().items():
         typer.echo(f"{name:14s} {entry.value}")
 
 
@@ -266,10 +239,11 @@ def _opened(folder: Path, *, quiet: bool) -> AbstractContextManager[None]:
 
 
 def _show(result: "Result", folder: Path | None, *, quiet: bool, json: bool) -> None:
-    """Print what a run gave, for people or for other programs."""
-    from orchard.display import print_result
+    """Print a run's result as text or as JSON."""
+    from orchard.cli.display import print_result
+    from orchard.runs.files import to_json
 
     if json:
-        typer.echo(json_module.dumps({"folder": str(folder), **result.summary()}))
+        typer.echo(to_json({"folder": str(folder), **result.summary()}))
     elif not quiet:
         print_result(result, folder)

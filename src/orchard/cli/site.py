@@ -1,8 +1,7 @@
-"""Commands of a site: site check, report, export. None of them needs the network, nor FLARE."""
+"""Commands for a site: site check, report, export. They need neither the network nor FLARE."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,17 +14,10 @@ Kit = Annotated[Path, typer.Argument(help="This site's startup kit.")]
 Run = Annotated[str | None, typer.Option("--run", help="The run's name; default: the newest.")]
 
 
-class Choice(StrEnum):
-    """Which model."""
-
-    last = "last"
-    validation = "validation"
-
-
 @site_app.command("check")
 def check_site(kit: Kit, experiment: Annotated[Path, typer.Argument(help="The experiment's TOML file.")]) -> None:
     """Try out settings, data, model and a training step, and say what would leave this site."""
-    from orchard.site.check import check
+    from orchard.sites.check import check
 
     for line in check(kit, experiment):
         typer.echo(line)
@@ -34,9 +26,9 @@ def check_site(kit: Kit, experiment: Annotated[Path, typer.Argument(help="The ex
 @site_app.command("report")
 def report_site(kit: Kit, run: Run = None) -> None:
     """Show this site's figures and its own directed relationships."""
-    from orchard.site.report import own_record, report
+    from orchard.sites.report import report, site_run
 
-    for line in report(own_record(kit, run)):
+    for line in report(site_run(kit, run)):
         typer.echo(line)
 
 
@@ -46,11 +38,12 @@ def export_site(
     to: Annotated[Path, typer.Option(help="The file: .safetensors, .pt2 or .onnx.")],
     run: Run = None,
     round: Annotated[
-        Choice, typer.Option("--round", help="The round that this site's validation data choose, or the last.")
-    ] = Choice.validation,
+        Literal["last", "validation"],
+        typer.Option("--round", help="The round that this site's validation data choose, or the last."),
+    ] = "validation",
 ) -> None:
-    """Write this site's personalised model to be used, with a model card beside it."""
-    from orchard.site.report import export, own_record
+    """Export this site's personalised model, with a model card beside it."""
+    from orchard.sites.report import export, site_run
 
-    card = export(own_record(kit, run), to, round.value)
+    card = export(site_run(kit, run), to, round)
     typer.echo(f"written: {to}, described in {card}", err=True)

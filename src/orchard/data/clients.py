@@ -1,4 +1,4 @@
-"""What each client holds: a dataset dealt out by a partition, or arrays given client by client."""
+"""Each client's data: a dataset divided by a partition, or arrays given client by client."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,38 +12,39 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchard.data.datasets import load_dataset
-from orchard.data.folders import alike, class_names, read_class_folders
-from orchard.data.partition import Indices, Matrix, assign, keep_fraction, partition_matrix
+from orchard.data.image_folders import alike, class_names, read_class_folders
+from orchard.data.layout import comes_by_client, subfolders
+from orchard.data.partitions import Column, Given, Indices, Matrix, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, as_samples, image_samples, numbered_classes, split_by_class
-from orchard.errors import Refusal
-from orchard.experiment import Column, Experiment, Given, comes_by_client
-from orchard.layout import readable, subfolders
+from orchard.errors import UserError
+from orchard.experiment import Experiment
 from orchard.randomness import generator
+from orchard.text import readable
 
 TRAINING_SHARE = 0.85
 PARTS = ("train", "validation", "test")
 NAMES_SHOWN = 12
-"""In a message; there may be thousands."""
+"""How many names an error message lists; there may be thousands."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's data; the tensors are views into memory that all clients share."""
+    """One client's data; `divide` makes the tensors views into memory that all clients share."""
 
     name: str
     train: Samples
     validation: Samples
     test: Samples
 
-    def beside(self, model: Tensor) -> Self:
-        """Return the data where a model is, in its precision; nothing is copied where both are so already."""
+    def to(self, model: Tensor) -> Self:
+        """Return the data on a model's device and in its precision; copy only what is not there already."""
         parts = (self.train, self.validation, self.test)
         return type(self)(self.name, *(Samples(part.x.to(model), part.y.to(model.device)) for part in parts))
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The data of all clients; the matrix of shares where they were dealt out by us."""
+    """The data of all clients, and the matrix of shares by which they were divided, if any."""
 
     clients: tuple[ClientData, ...]
     classes: tuple[str, ...]
@@ -51,7 +52,7 @@ class FederatedData:
     matrix: Matrix | None = None
 
     def fingerprint(self) -> str:
-        """Return a hash of all that the clients hold."""
+        """Return a hash of all clients' samples and labels."""
         digest = hashlib.sha256()
         for client in self.clients:
             for part in PARTS:
@@ -66,46 +67,44 @@ class FederatedData:
             part: [torch.bincount(getattr(c, part).y, minlength=size).tolist() for c in self.clients] for part in PARTS
         }
 
-    def holdings(self) -> "Holdings":
-        """Say who holds what."""
+    def distribution(self) -> "DataDistribution":
+        """Return how the data are distributed."""
         matrix = None if self.matrix is None else self.matrix.tolist()
         names = [client.name for client in self.clients]
-        return Holdings(names, list(self.classes), list(self.shape), matrix, self.class_counts())
+        return DataDistribution(names, list(self.classes), list(self.shape), matrix, self.class_counts())
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """Who holds what: everything about the data but the data."""
+class DataDistribution:
+    """How the data are distributed: names, shares and counts, but no samples."""
 
     clients: list[str]
     classes: list[str]
     shape: list[int]
     partition_matrix: list[list[float]] | None
-    """Each client's share (columns) of each class (rows), where the data were dealt out by us."""
+    """Each client's share (columns) of each class (rows); None if the data were not divided by shares."""
     counts: dict[str, list[list[int]]]
     """Samples of each client (outer) in each class (inner), in the parts train, validation and test."""
 
     def totals(self) -> Indices:
-        """Return samples by client and class, all parts together."""
+        """Count the samples of each client (rows) in each class (columns), all parts together."""
         totals: Indices = np.sum([self.counts[part] for part in PARTS], axis=0)
         return totals
 
 
-def federated_data(experiment: Experiment) -> FederatedData:
+def federated_data(experiment: Experiment, data_dir: Path | None = None) -> FederatedData:
     """Load the experiment's dataset and give every client its part."""
     by_client = comes_by_client(experiment.dataset)
     if by_client != isinstance(experiment.partition, Given):
-        raise Refusal(
-            f"partition.name = {experiment.partition.name!r}: "
-            + ("the data come client by client; use 'given'" if by_client else "the data do not come client by client")
-        )
+        given, divided = "come client by client; use 'given'", "do not come client by client; use another partition"
+        raise UserError(f"partition.name = {experiment.partition.name!r}: the data {given if by_client else divided}")
     if by_client:
         return _client_folders(Path(experiment.dataset), experiment)
-    return deal(load_dataset(experiment), experiment)
+    return divide(load_dataset(experiment, data_dir), experiment)
 
 
-def deal(dataset: Dataset, experiment: Experiment) -> FederatedData:
-    """Deal a dataset out to the clients, and cut 15 % of each one's training data off for validation."""
+def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
+    """Divide a dataset among the clients; 15 % of each client's training data become its validation part."""
     seed, labels = experiment.partition.seed, dataset.train.y.numpy()
     kept = keep_fraction(labels, experiment.fraction, seed)
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
@@ -126,15 +125,15 @@ def deal(dataset: Dataset, experiment: Experiment) -> FederatedData:
 def _by_owner(
     dataset: Dataset, experiment: Experiment, kept: Indices
 ) -> tuple[list[str], list[Indices], list[Indices]]:
-    """Return the owners that a column names, and the indices of their training and test samples."""
+    """Return the owners' names from a column, and the indices of each owner's training and test samples."""
     if dataset.owners is None:
-        raise Refusal(f"partition.name = 'column': only an .npz of your own has columns, not {experiment.dataset}")
+        raise UserError(f"partition.name = 'column': only an .npz of your own has columns, not {experiment.dataset}")
     train, test = dataset.owners
     owners = np.unique(np.concatenate([train, test]))
     names = [str(owner) for owner in owners]
     if len(names) != experiment.clients:
         some = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
-        raise Refusal(
+        raise UserError(
             f"clients = {experiment.clients}: but {experiment.dataset} names {len(names)} owners ({some}); "
             f"set clients = {len(names)}"
         )
@@ -142,10 +141,13 @@ def _by_owner(
 
 
 def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
-    """Read one folder of images for each client; each one's images are split 80/20 for testing, then as usual."""
+    """Read a folder of images for each client; 20 % of its images are for testing, 15 % of the rest for validation."""
     homes = subfolders(folder)
     if len(homes) != experiment.clients:
-        raise Refusal(f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients")
+        raise UserError(
+            f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients; "
+            f"set clients = {len(homes)}"
+        )
     classes = class_names(homes)
     parts = alike([read_class_folders(home, classes, experiment.size) for home in homes])
     clients = []
@@ -164,7 +166,7 @@ def _cut(size: int, seed: int, client: int) -> tuple[Indices, Indices]:
 
 
 def _laid_out(samples: Samples, parts: Sequence[Indices]) -> list[Samples]:
-    """Reorder samples once so that every client's part is a slice, i.e. a view."""
+    """Reorder the samples once, so that each client's part is a view."""
     order = torch.from_numpy(np.concatenate(parts))
     x, y = samples.x[order], samples.y[order]
     sizes = [len(part) for part in parts]
@@ -177,22 +179,22 @@ def _cut_off(train: Samples, seed: int, client: int) -> tuple[Samples, Samples]:
 
 
 def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Matrix | None = None) -> FederatedData:
-    """Refuse clients without data, of the same name, or whose samples differ in shape."""
+    """Return all clients' data; raise if a part is empty, two names are the same, or samples differ in shape."""
     clients = [replace(client, name=readable(client.name)) for client in clients]
     names = [client.name for client in clients]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refusal(f"data: two clients have the same name: {twice}")
+        raise UserError(f"data: two clients have the same name: {twice}; rename one")
     for client in clients:
         for part in PARTS:
             if len(getattr(client, part).y) == 0:
-                raise Refusal(
+                raise UserError(
                     f"partition: leaves {client.name} without a {part} sample; "
                     "use fewer clients, more of the data, or another partition or partition.seed"
                 )
     shapes = {tuple(getattr(client, part).x.shape[1:]) for client in clients for part in PARTS}
     if len(shapes) > 1:
-        raise Refusal(f"data: samples differ in shape: {sorted(shapes)}")
+        raise UserError(f"data: samples differ in shape: {sorted(shapes)}")
     return FederatedData(tuple(clients), classes, shapes.pop(), matrix)
 
 
@@ -200,9 +202,9 @@ def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Ma
 class ClientArrays:
     """One client's data as arrays.
 
-    Unsigned bytes are images, n×h×w or n×h×w×channels, scaled to [−1, 1] and resized to the experiment's `size`;
-    floats are neither scaled nor resized, but floats of those two shapes get their channels in front as images do.
-    Without a validation part, 15 % of the training part is cut off for it.
+    Unsigned bytes are images, n×h×w or n×h×w×channels; they are scaled to [−1, 1] and resized to the experiment's
+    `size`. Floats keep their values and their size. In both, the channels are moved in front of height and width.
+    Without a validation part, 15 % of the training part is used for it.
     """
 
     x_train: NDArray[Any]
@@ -215,21 +217,21 @@ class ClientArrays:
 
 
 def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> FederatedData:
-    """Take the data of each client as it is given."""
+    """Return the data of all clients, made from their arrays."""
     if len(arrays) != experiment.clients:
-        raise Refusal(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
+        raise UserError(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
     clients = [client_of_arrays(given, i, experiment) for i, given in enumerate(arrays)]
     labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
     return _checked(clients, numbered_classes(labels))
 
 
 def client_of_arrays(given: ClientArrays, index: int, experiment: Experiment) -> ClientData:
-    """Take one client's data as they are given."""
+    """Return the data of one client, made from its arrays."""
     name, size = given.name or f"client {index}", experiment.size
     train = as_samples(given.x_train, given.y_train, size, f"{name}: train")
     test = as_samples(given.x_test, given.y_test, size, f"{name}: test")
     if (given.x_validation is None) != (given.y_validation is None):
-        raise Refusal(f"{name}: validation: samples and labels must be given together")
+        raise UserError(f"{name}: validation: samples and labels must be given together")
     validation = None
     if given.x_validation is not None and given.y_validation is not None:
         validation = as_samples(given.x_validation, given.y_validation, size, f"{name}: validation")
@@ -239,7 +241,7 @@ def client_of_arrays(given: ClientArrays, index: int, experiment: Experiment) ->
 def client_of_samples(
     name: str, index: int, experiment: Experiment, train: Samples, validation: Samples | None, test: Samples
 ) -> ClientData:
-    """Keep the share of the training data to use; without a validation part, cut 15 % off for it."""
+    """Keep `fraction` of the training samples; without a validation part, use 15 % of those for it."""
     train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
     if validation is None:
         train, validation = _cut_off(train, experiment.partition.seed, index)
@@ -247,11 +249,11 @@ def client_of_samples(
 
 
 def one_client(client: ClientData, classes: tuple[str, ...]) -> FederatedData:
-    """Return what one client holds where it is alone, its labels checked against the classes of all."""
+    """Return the data of a single client; raise if a label is not among the classes."""
     for part in PARTS:
         labels = getattr(client, part).y
         if len(labels) and int(labels.max()) >= len(classes):
-            raise Refusal(
+            raise UserError(
                 f"{client.name}: {part}: label {int(labels.max())}, but there are {len(classes)} classes from 0"
             )
     return _checked([client], classes)

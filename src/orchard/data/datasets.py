@@ -1,38 +1,41 @@
-"""Datasets by name or path; the published ones are prepared here, one's own in `own.py`."""
+"""Load a dataset by name or path: published ones here, the user's own in `own.py`."""
 
 from pathlib import Path
 
 import torch
 
-from orchard.catalogue import CATALOGUE, Entry
-from orchard.data.fetch import data_folder, obtain
+from orchard.data.catalogue import CATALOGUE, Entry
+from orchard.data.download import data_folder, obtain
 from orchard.data.own import own_arrays, own_images
 from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
 from orchard.data.samples import Dataset, Samples, checked_labels, image_samples, joined, resized, split_by_class
-from orchard.errors import Refusal
+from orchard.errors import UserError
 from orchard.experiment import Experiment
-from orchard.settings import nearest
+from orchard.text import nearest
+
+DIGITS = Path(__file__).with_name("digits.npz")
+"""The embedded data, part of the package."""
 
 
-def load_dataset(experiment: Experiment) -> Dataset:
+def load_dataset(experiment: Experiment, data_dir: Path | None = None) -> Dataset:
     """Load the dataset that an experiment names."""
     name, path = experiment.dataset, Path(experiment.dataset)
     entry = CATALOGUE.get(name)
     if entry is not None:
-        return _published(entry, experiment)
+        return _published(entry, experiment, data_dir)
     if path.is_dir():
         return own_images(path, experiment.size)
     if path.suffix.lower() == ".npz":
         return own_arrays(path, experiment)
     if path.exists():
-        raise Refusal(f"dataset = {name!r}: is neither an .npz file nor a folder of images, which are what is read")
-    raise Refusal(f"dataset = {name!r}: no such path, nor a known dataset; {nearest(name, list(CATALOGUE))}")
+        raise UserError(f"dataset = {name!r}: is neither an .npz file nor a folder of images; use one of these")
+    raise UserError(f"dataset = {name!r}: no such path, nor a known dataset; {nearest(name, list(CATALOGUE))}")
 
 
-def _published(entry: Entry, experiment: Experiment) -> Dataset:
+def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> Dataset:
     if entry.format == "embedded":
         return _digits(experiment.size)
-    folder = data_folder(experiment.data_dir)
+    folder = data_folder(data_dir)
     larger = [side for side in entry.files if side >= experiment.size]
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
     paths = [obtain(source, folder) for source in entry.files[size]]
@@ -53,12 +56,10 @@ def _idx_part(images: Path, labels: Path) -> Part:
 
 
 def _digits(size: int) -> Dataset:
-    """Load scikit-learn's 1,797 hand-written digits, 8×8 pixels of 17 shades; one fifth is for testing."""
-    from sklearn.datasets import load_digits  # slow to import, and needed for nothing else here
-
-    raw = load_digits()
-    x = resized(torch.from_numpy(raw.images).float().div_(16).sub_(0.5).div_(0.5).unsqueeze(1), size)
-    everything = Samples(x, torch.from_numpy(raw.target).long())
+    """Load the embedded digits: 1,797 hand-written ones, 8×8 pixels of 17 shades; 20 % are for testing."""
+    arrays = read_npz(DIGITS)
+    x = resized(torch.from_numpy(arrays["images"]).float().div_(16).sub_(0.5).div_(0.5).unsqueeze(1), size)
+    everything = Samples(x, torch.from_numpy(arrays["labels"]).long())
     return Dataset(*split_by_class(everything), CATALOGUE["digits"].classes)
 
 
@@ -70,7 +71,7 @@ def _medmnist(path: Path, entry: Entry, experiment: Experiment) -> Dataset:
         keys = f"{part}_images", f"{part}_labels"
         missing = [key for key in keys if key not in arrays]
         if missing:
-            raise Refusal(f"{path}: has no '{missing[0]}'; it holds {sorted(arrays)}")
+            raise UserError(f"{path}: has no '{missing[0]}'; it holds {sorted(arrays)}")
         stored = Part(*(arrays[key] for key in keys))
         parts[part] = _checked(stored, entry, experiment.size, *(f"{path}: {key}" for key in keys))
     if experiment.split == "official":
@@ -79,11 +80,11 @@ def _medmnist(path: Path, entry: Entry, experiment: Experiment) -> Dataset:
 
 
 def _checked(part: Part, entry: Entry, size: int, place: str, labels_place: str) -> Samples:
-    """Prepare images that must be what the catalogue says."""
+    """Return samples; raise if images or labels are not as the catalogue says."""
     images, labels = part
     channels = {3: 1, 4: images.shape[-1]}.get(images.ndim)
     if images.dtype != "uint8" or channels != entry.channels or not images.size:
         what = "grey images" if entry.channels == 1 else "colour images"
-        raise Refusal(f"{place}: expected {what} of unsigned bytes, got {images.dtype} of shape {images.shape}")
+        raise UserError(f"{place}: expected {what} of unsigned bytes, got {images.dtype} of shape {images.shape}")
     labels = checked_labels(labels, len(images), place, labels_place, len(entry.classes))
     return image_samples(Part(images, labels), size)

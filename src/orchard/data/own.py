@@ -1,4 +1,4 @@
-"""One's own data: arrays in an `.npz`, or images in folders."""
+"""The user's own data: arrays in an `.npz`, or images in folders."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,40 +8,41 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchard.data.folders import alike, class_names, read_class_folders
+from orchard.data.image_folders import alike, class_names, read_class_folders
+from orchard.data.layout import folder_layout, subfolders
+from orchard.data.partitions import Column
 from orchard.data.readers import read_npz
 from orchard.data.samples import (
     Dataset,
     as_samples,
+    check_same_shape,
     image_samples,
     joined,
     numbered_classes,
-    refuse_mixed_shapes,
     split_by_class,
     split_rows,
 )
-from orchard.errors import Refusal
-from orchard.experiment import Column, Experiment
-from orchard.layout import folder_layout, subfolders
+from orchard.errors import UserError
+from orchard.experiment import Experiment
 
 Arrays = Mapping[str, NDArray[Any]]
 Keys = Mapping[str, tuple[str, str]]
-"""The names of the arrays of samples and of labels, by part."""
+"""For each part, the names of its arrays of samples and labels."""
 
 PARTS = ("train", "val", "test")
 OWNER_KINDS = "Uiu"
-"""Text and whole numbers, as NumPy abbreviates them."""
+"""NumPy's letters for text and whole numbers."""
 
 
 def own_arrays(path: Path, experiment: Experiment) -> Dataset:
-    """Load an `.npz` with MedMNIST's keys or ones like `x_train` and `y_train`; `val` is joined to `train`."""
+    """Load an `.npz` with MedMNIST's keys or keys like `x_train` and `y_train`; `val` is added to `train`."""
     arrays = read_npz(path)
     keys = part_keys(arrays, path)
     parts = {
         part: as_samples(arrays[x], arrays[y], experiment.size, f"{path}: {x}", f"{path}: {y}")
         for part, (x, y) in keys.items()
     }
-    refuse_mixed_shapes(list(parts.values()), str(path))
+    check_same_shape(list(parts.values()), str(path))
     training = [part for part in ("train", "val") if part in parts]
     train = joined([parts[part] for part in training], str(path))
     classes = numbered_classes(torch.cat([samples.y for samples in parts.values()]))
@@ -51,52 +52,52 @@ def own_arrays(path: Path, experiment: Experiment) -> Dataset:
     if "test" in parts:
         return Dataset(train, parts["test"], classes, None if whose is None else (whose, owners["test"]))
     first, second = split_rows(train.y.numpy())
-    dealt = None if whose is None else (whose[first], whose[second])
-    return Dataset(train.take(first), train.take(second), classes, dealt)
+    split = None if whose is None else (whose[first], whose[second])
+    return Dataset(train.take(first), train.take(second), classes, split)
 
 
 def part_keys(arrays: Arrays, path: Path) -> Keys:
-    """Find the names of the arrays of samples and labels, part by part."""
+    """Return, for each part, the names of its arrays of samples and labels."""
     found: dict[str, tuple[str, str]] = {}
     for part in PARTS:
         for pair in ((f"{part}_images", f"{part}_labels"), (f"x_{part}", f"y_{part}")):
             there = [key for key in pair if key in arrays]
             if len(there) == 1:
                 missing = pair[1 - pair.index(there[0])]
-                raise Refusal(f"{path}: has '{there[0]}' but no '{missing}'; it holds {sorted(arrays)}")
+                raise UserError(f"{path}: has '{there[0]}' but no '{missing}'; it holds {sorted(arrays)}")
             if there:
                 found[part] = pair
     if "train" not in found:
-        raise Refusal(f"{path}: expected 'x_train' and 'y_train', or MedMNIST's keys; it holds {sorted(arrays)}")
+        raise UserError(f"{path}: expected 'x_train' and 'y_train', or MedMNIST's keys; it holds {sorted(arrays)}")
     return found
 
 
 def _owners(arrays: Arrays, keys: Keys, key: str, path: Path) -> dict[str, NDArray[Any]]:
-    """Return, part by part, the column that says whose each sample is."""
+    """Return, for each part, the column with each sample's owner."""
     taken = {name for pair in keys.values() for name in pair}
     columns: dict[str, NDArray[Any]] = {}
     for part, (x, _) in keys.items():
         names = [name for name in (f"{key}_{part}", f"{part}_{key}") if name in arrays and name not in taken]
         if not names:
             others = sorted(arrays.keys() - taken)
-            raise Refusal(
+            raise UserError(
                 f"{path}: partition.key = {key!r}: has no '{key}_{part}'; "
-                f"beside samples and labels it holds: {', '.join(others) or 'nothing'}"
+                f"apart from samples and labels it holds: {', '.join(others) or 'nothing'}"
             )
         column = arrays[names[0]].reshape(-1)
         if len(column) != len(arrays[x]):
-            raise Refusal(f"{path}: {names[0]}: names {len(column)} owners, but {x} holds {len(arrays[x])} samples")
+            raise UserError(f"{path}: {names[0]}: names {len(column)} owners, but {x} holds {len(arrays[x])} samples")
         if column.dtype.kind not in OWNER_KINDS:
-            raise Refusal(f"{path}: {names[0]}: owners are text or whole numbers, not {column.dtype}")
+            raise UserError(f"{path}: {names[0]}: owners are text or whole numbers, not {column.dtype}")
         columns[part] = column
     if len({column.dtype.kind for column in columns.values()}) > 1:
         types = ", ".join(f"{column.dtype} for {part}" for part, column in columns.items())
-        raise Refusal(f"{path}: partition.key = {key!r}: owners differ in type: {types}; save them all as one type")
+        raise UserError(f"{path}: partition.key = {key!r}: owners differ in type: {types}; save them all as one type")
     return columns
 
 
 def own_images(folder: Path, size: int) -> Dataset:
-    """Load `train/<class>/…` with `test/<class>/…` beside it, or `<class>/…` split by us."""
+    """Load `train/<class>/…` and `test/<class>/…`; without a test part, split the data 80/20."""
     if folder_layout(folder) == "classes":
         classes = class_names([folder])
         everything = image_samples(read_class_folders(folder, classes, size), size)
@@ -104,7 +105,7 @@ def own_images(folder: Path, size: int) -> Dataset:
     homes = {path.name: path for path in subfolders(folder)}
     strange = homes.keys() - set(PARTS)
     if strange:
-        raise Refusal(f"{folder}: beside 'train' only 'val' and 'test' are expected, not {sorted(strange)}")
+        raise UserError(f"{folder}: expected only 'train', 'val' and 'test', not {sorted(strange)}")
     classes = class_names(list(homes.values()))
     stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
     parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}

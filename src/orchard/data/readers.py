@@ -1,6 +1,6 @@
-"""The published formats: idx, CIFAR's binary archive, and arrays in an `.npz`.
+"""Readers of file formats: idx, CIFAR's binary archive, and arrays in an `.npz`.
 
-Nothing here runs code from a file: no pickle is ever loaded, and an archive's members are read, not extracted.
+No reader runs code from a file: pickles are never loaded, and an archive's members are read, not extracted.
 """
 
 import gzip
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from orchard.errors import Refusal
+from orchard.errors import UserError
 
 UNSIGNED_BYTE = 0x08
 CIFAR_RECORD = 1 + 3 * 32 * 32
@@ -28,68 +28,68 @@ class Part(NamedTuple):
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read a gzipped idx file of unsigned bytes, refusing anything that is not exactly that."""
+    """Read a gzipped idx file of unsigned bytes; raise if it is anything else."""
     try:
         with gzip.open(path) as file:
             content = file.read()
     except FileNotFoundError:
-        raise Refusal(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise Refusal(f"{path}: is damaged or not gzip: {error}") from None
+        raise UserError(f"{path}: is damaged or not gzip: {error}") from None
     header = 4 * (1 + dimensions)
     if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)) or len(content) < header:
-        raise Refusal(f"{path}: is not an idx file of bytes in {dimensions} dimensions")
+        raise UserError(f"{path}: is not an idx file of bytes in {dimensions} dimensions")
     shape = [int(size) for size in np.frombuffer(content, ">u4", count=dimensions, offset=4)]
     expected = int(np.prod(shape))
     if len(content) != header + expected:
-        raise Refusal(f"{path}: announces {expected} bytes of data but holds {len(content) - header}")
+        raise UserError(f"{path}: announces {expected} bytes of data but holds {len(content) - header}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def read_cifar10(path: Path) -> tuple[Part, Part]:
-    """Read train and test from CIFAR-10's binary archive, by the names of its members."""
+    """Read the training and test part from CIFAR-10's binary archive."""
     names = [f"{CIFAR_FOLDER}/{name}.bin" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
     batches = []
     try:
         with tarfile.open(path, "r:gz") as archive:
             for path_inside in archive.getnames():
                 if Path(path_inside).is_absolute() or ".." in Path(path_inside).parts:
-                    raise Refusal(f"{path}: its member {path_inside!r} points out of it")
+                    raise UserError(f"{path}: its member {path_inside!r} points outside the archive")
             for name in names:
                 member = archive.extractfile(name)
                 if member is None:
-                    raise Refusal(f"{path}: {name} is not a file in it")
+                    raise UserError(f"{path}: its member {name} is not a file")
                 batches.append(_cifar_batch(member.read(), f"{path}: {name}"))
     except KeyError:
-        raise Refusal(f"{path}: {name} is not in it; this is not CIFAR-10's binary version") from None
+        raise UserError(f"{path}: has no member {name}; this is not CIFAR-10's binary version") from None
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise Refusal(f"{path}: is damaged or not a gzipped tar archive: {error}") from None
+        raise UserError(f"{path}: is damaged or not a gzipped tar archive: {error}") from None
     train = Part(*(np.concatenate(pieces) for pieces in zip(*batches[:-1], strict=True)))
     return train, batches[-1]
 
 
 def _cifar_batch(content: bytes, place: str) -> Part:
     if not content or len(content) % CIFAR_RECORD:
-        raise Refusal(f"{place}: its {len(content)} bytes are not whole records of {CIFAR_RECORD}")
+        raise UserError(f"{place}: its {len(content)} bytes are not a multiple of {CIFAR_RECORD}, the size of a record")
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
     images, labels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
     if labels.max() >= CIFAR_CLASSES:  # checked here, where the row within the batch is known
         row = int(labels.argmax())
-        raise Refusal(f"{place}: row {row}: label {labels[row]}, but there are {CIFAR_CLASSES} classes from 0")
+        raise UserError(f"{place}: row {row}: label {labels[row]}, but there are {CIFAR_CLASSES} classes from 0")
     return Part(images, labels)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an `.npz`; one that would have to be unpickled is refused."""
+    """Read the arrays of an `.npz`; raise if one is pickled."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: _array(archive, name, path) for name in archive.files}
     except FileNotFoundError:
-        raise Refusal(f"{path}: no such file") from None
-    except Refusal:
+        raise UserError(f"{path}: no such file") from None
+    except UserError:
         raise
-    except Exception as error:  # a damaged or strange archive may fail in any of several libraries
-        raise Refusal(f"{path}: is damaged or not an .npz: {error}") from None
+    except Exception as error:  # a damaged archive can fail in any of several libraries
+        raise UserError(f"{path}: is damaged or not an .npz: {error}") from None
 
 
 def _array(archive: Any, name: str, path: Path) -> NDArray[Any]:
@@ -97,5 +97,6 @@ def _array(archive: Any, name: str, path: Path) -> NDArray[Any]:
         return np.asarray(archive[name])
     except ValueError as error:
         if "pickle" in str(error) or "Object arrays" in str(error):
-            raise Refusal(f"{path}: '{name}' is an array of Python objects, which is never loaded") from None
+            text = f"{path}: '{name}' is an array of Python objects, which are never loaded; save plain values"
+            raise UserError(text) from None
         raise

@@ -1,4 +1,4 @@
-"""Arrays made into samples: float32, images in [−1, 1] and channels first, labels 0 … C−1."""
+"""Convert arrays to samples: float32 inputs, images in [−1, 1] with channels first, labels 0 … C−1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +11,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchard.data.readers import Part
-from orchard.errors import Refusal
+from orchard.errors import UserError
 from orchard.randomness import generator
 
 SPLIT_SEED = 42
-"""Of the split into training and test data, where a dataset does not come with one: fixed, so that it is the same
-in every run."""
+"""Splits datasets without a test part into training and test data; fixed, so that every run splits alike."""
 LARGEST_LABEL = 9_999
-"""No more classes than that are meant; a larger label has gone astray."""
+"""A larger label is taken for a mistake in the data."""
 CHANNELS = (1, 3, 4)
-"""Grey, colour, colour with transparency: how an array's shape tells where its channels are."""
+"""Grey, colour, colour with transparency; an axis of such a length is taken for the channels."""
 SCALED_BYTES = (np.arange(256, dtype=np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
-"""Every byte's value after scaling: looking them up takes one pass over the images instead of four."""
+"""Every byte's value after scaling; a look-up takes one pass over the images instead of four."""
 AT_ONCE = 1024
-"""Images prepared at a time, so that what that takes beside the result stays small."""
+"""How many images are prepared at a time, to limit the extra memory."""
 
 
 class Samples(NamedTuple):
@@ -47,73 +46,78 @@ class Dataset:
     test: Samples
     classes: tuple[str, ...]
     owners: tuple[NDArray[Any], NDArray[Any]] | None = None
-    """Whose each training and each test sample is, where a column of the data was asked for that."""
+    """The owners of the training and of the test samples, if the partition is by column."""
 
 
 def image_samples(part: Part, size: int) -> Samples:
-    """Prepare images of unsigned bytes, n×h×w or n×h×w×channels, whose labels have been checked."""
+    """Return samples made from images of unsigned bytes, n×h×w or n×h×w×channels, with checked labels."""
     grey = part.images.ndim == 3
     pixels = part.images[:, None] if grey else part.images.transpose(0, 3, 1, 2)
     return Samples(_scaled_and_resized(pixels, size), torch.from_numpy(part.labels.reshape(-1).astype(np.int64)))
 
 
 def as_samples(x: NDArray[Any], y: NDArray[Any], size: int, place: str, labels_place: str | None = None) -> Samples:
-    """Take somebody's arrays: bytes are images, scaled and resized; floats are brought into order, no more."""
+    """Return samples made from a user's arrays, prepared as `ClientArrays` says; raise if they do not fit."""
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim < 2 or y.ndim < 1 or len(x) == 0:
-        raise Refusal(f"{place}: expected samples and labels, got arrays of shape {x.shape} and {y.shape}")
+        raise UserError(f"{place}: expected samples and labels, got arrays of shape {x.shape} and {y.shape}")
     labels = checked_labels(y, len(x), place, labels_place)
     return Samples(as_inputs(x, size, place), torch.from_numpy(labels))
 
 
 def as_inputs(x: NDArray[Any], size: int, place: str) -> Tensor:
-    """Prepare somebody's samples, with or without labels."""
+    """Return a user's array as inputs: bytes are scaled and resized, floats only get their channels in front."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         pixels = channels_first(x, place)
         if pixels.shape[1] not in CHANNELS:
-            raise Refusal(f"{place}: images of bytes have 1, 3 or 4 channels, not the shape {x.shape}")
+            raise UserError(f"{place}: images of bytes have 1, 3 or 4 channels, not the shape {x.shape}")
         return _scaled_and_resized(pixels, size)
     if np.issubdtype(x.dtype, np.floating):
         return _finite(channels_first(x, place), place)
-    raise Refusal(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
+    raise UserError(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
 
 
 def checked_labels(
     y: NDArray[Any], samples: int, place: str, labels_place: str | None = None, classes: int | None = None
 ) -> NDArray[np.int64]:
-    """Return labels in one dimension: one whole number for each sample, of a class that there is."""
+    """Return the labels in one dimension; raise unless there is one class number for each sample."""
     where = labels_place or place
     labels = y.reshape(-1)
     if samples != len(y):
-        raise Refusal(f"{place}: {samples} samples but {len(y)} labels" + (f" in {where}" if labels_place else ""))
+        raise UserError(f"{place}: {samples} samples but {len(y)} labels" + (f" in {where}" if labels_place else ""))
     if len(labels) != len(y) or not np.issubdtype(y.dtype, np.integer):
-        raise Refusal(f"{where}: labels must be one whole number each, not {y.dtype} of shape {y.shape}")
+        raise UserError(f"{where}: labels must be one whole number each, not {y.dtype} of shape {y.shape}")
     if labels.min() < 0:
-        raise Refusal(f"{where}: row {labels.argmin()}: label {labels.min()} is below 0")
+        raise UserError(f"{where}: row {labels.argmin()}: label {labels.min()} is below 0")
     if classes and labels.max() >= classes:
-        raise Refusal(f"{where}: row {labels.argmax()}: label {labels.max()}, but there are {classes} classes from 0")
+        raise UserError(f"{where}: row {labels.argmax()}: label {labels.max()}, but there are {classes} classes from 0")
     if labels.max() > LARGEST_LABEL:
-        raise Refusal(f"{where}: row {labels.argmax()}: label {labels.max()} is beyond {LARGEST_LABEL}")
+        raise UserError(
+            f"{where}: row {labels.argmax()}: label {labels.max()} is above {LARGEST_LABEL}, the largest allowed"
+        )
     return labels.astype(np.int64)
 
 
 def channels_first(x: NDArray[Any], place: str) -> NDArray[Any]:
-    """Give n×h×w a channel, and put the channels of n×h×w×c in front; other shapes stay."""
+    """Add a channel to n×h×w, move the channels of n×h×w×c in front, and leave other shapes as they are."""
     if x.ndim == 3:
         return x[:, None]
     if x.ndim != 4 or x.shape[3] not in CHANNELS:
         return x
     if x.shape[1] in CHANNELS:
-        raise Refusal(f"{place}: {x.shape} does not tell whether channels come first or last; resize or flatten them")
+        raise UserError(
+            f"{place}: the shape {x.shape} does not tell whether channels come first or last; "
+            "resize or flatten the samples"
+        )
     return x.transpose(0, 3, 1, 2)
 
 
 def _finite(x: NDArray[Any], place: str) -> Tensor:
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # too large values become infinite, and then raise below
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if not bool(inputs.isfinite().all()):
         row = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
-        raise Refusal(f"{place}: row {row}: holds a value that is not finite")
+        raise UserError(f"{place}: row {row}: holds a value that is not finite")
     return inputs
 
 
@@ -125,7 +129,7 @@ def _scaled_and_resized(pixels: NDArray[np.uint8], size: int) -> Tensor:
 
 
 def _scaled(pixels: NDArray[np.uint8]) -> Tensor:
-    """Look values up block by block: NumPy widens the bytes to indices, eight times as large, and all at once would."""
+    """Look up the values block by block: NumPy turns the bytes into indices, which take eight times the memory."""
     values = np.empty(pixels.shape, np.float32)
     for start in range(0, len(pixels), AT_ONCE):
         block = slice(start, start + AT_ONCE)
@@ -134,37 +138,37 @@ def _scaled(pixels: NDArray[np.uint8]) -> Tensor:
 
 
 def resized(x: Tensor, size: int) -> Tensor:
-    """Bring images in [−1, 1], n×c×h×w, to size×size; shrinking averages all pixels, as it does for files."""
+    """Resize images in [−1, 1], n×c×h×w, to size×size; shrinking averages all pixels, as for image files."""
     if x.shape[2:] == (size, size):
         return x
     shrinks = max(x.shape[2:]) > size
     x = functional.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=shrinks)
-    return x.clamp_(-1, 1)  # a mean of equal pixels may round beyond
+    return x.clamp_(-1, 1)  # rounding can exceed the range
 
 
-def refuse_mixed_shapes(parts: Sequence[Samples], place: str) -> None:
-    """Refuse parts of one dataset whose samples differ in shape."""
+def check_same_shape(parts: Sequence[Samples], place: str) -> None:
+    """Raise if the parts of a dataset differ in the shape of their samples."""
     shapes = {tuple(part.x.shape[1:]) for part in parts}
     if len(shapes) > 1:
-        raise Refusal(f"{place}: its parts differ in the shape of samples: {sorted(shapes)}")
+        raise UserError(f"{place}: its parts differ in the shape of samples: {sorted(shapes)}")
 
 
 def joined(parts: Sequence[Samples], place: str) -> Samples:
-    """Put parts of one dataset together."""
-    refuse_mixed_shapes(parts, place)
+    """Return the parts of a dataset as one; raise if their shapes differ."""
+    check_same_shape(parts, place)
     if len(parts) == 1:
         return parts[0]
     return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def split_by_class(samples: Samples) -> tuple[Samples, Samples]:
-    """Split 80/20 at random within every class; what does not divide goes to training."""
+    """Split 80/20 at random within every class; the training part is rounded up."""
     first, second = split_rows(samples.y.numpy())
     return samples.take(first), samples.take(second)
 
 
 def split_rows(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of that split, in order."""
+    """Return the rows of both parts of such a split, each in order."""
     train, test = [], []
     for k in np.unique(labels):
         order = generator(SPLIT_SEED, "test", int(k)).permutation(np.flatnonzero(labels == k))
@@ -175,5 +179,5 @@ def split_rows(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
-    """Return the classes 0 … C−1 that labels imply."""
+    """Return the classes 0 … C−1, where C−1 is the largest label."""
     return tuple(map(str, range(int(labels.max()) + 1)))

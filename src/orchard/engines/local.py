@@ -15,43 +15,44 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from orchard.contract import Answer, Client, Enrolment, Failure, Federation, Notes, Reply, kept_by
-from orchard.data import ClientData, FederatedData
-from orchard.engines.turn import Keep, take_turn
-from orchard.errors import Refusal
-from orchard.experiment import Experiment, Moment
-from orchard.models import draws_randomly, needs_two_samples
-from orchard.shelf import Shelf, tensors_in
-from orchard.training import NotFinite, Site
-from orchard.vector import Network
-
-Model = tuple[Tensor, dict[str, Tensor]]
-"""A model's vector, and the buffers of the client it belongs to."""
+from orchard.core.contract import Client, ClientUpdate, Diagnostics, Download, Failure, Server, check_selected
+from orchard.core.federation import Federation
+from orchard.core.models import draws_randomly
+from orchard.core.training import ClientContext, NotFinite
+from orchard.core.vector import Model, Network
+from orchard.data.clients import DataDistribution, FederatedData
+from orchard.engines.client_round import OnEvaluation, check_single_samples, run_client_round
+from orchard.engines.engine import Selections
+from orchard.engines.guards import check_keys, tensors_in
+from orchard.engines.memory import Stacker, return_freed_memory, share
+from orchard.engines.offload import Offloader
+from orchard.experiment import Experiment, RunOptions
+from orchard.method import Moment
 
 
 class LocalEngine:
-    """Runs the client halves of a federation in this process; close it when done.
+    """Runs the clients of a federation in this process. Use it as a context manager.
 
-    With a shelf, what clients keep for long lies there; without one all of it is in memory.
+    With an offloader, models that clients keep for long go to disk; without one they stay in memory.
     """
 
-    def __init__(self, experiment: Experiment, data: FederatedData, shelf: Shelf | None = None) -> None:
-        self.experiment = experiment
-        self.shelf = shelf
-        self.shape, self.classes = data.shape, len(data.classes)
-        self.data = data.clients
+    def __init__(
+        self, experiment: Experiment, data: FederatedData, options: RunOptions, offloader: Offloader | None = None
+    ) -> None:
+        self.experiment, self.device, self.offloader = experiment, options.device, offloader
+        self.distribution, self.data = data.distribution(), data.clients
         self.clients: list[Client] = []
-        self.buffers: list[dict[str, Tensor]] = []
+        self.buffers: list[Mapping[str, Tensor]] = []
         self._models: dict[int, Model] = {}
         self._worker = threading.local()
-        # The server's work in this thread too: its last bits then do not depend on the number of cores.
+        # The server computes in this thread; its results must not depend on the number of cores either.
         self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(experiment.threads)
+        torch.set_num_threads(options.threads)
         self._pool = ThreadPoolExecutor(
-            max_workers=min(experiment.workers or _cores(), len(self.data)),
+            max_workers=min(options.workers or _cores(), len(self.data)),
             thread_name_prefix="orchard",
             initializer=torch.set_num_threads,
-            initargs=(experiment.threads,),
+            initargs=(options.threads,),
         )
 
     def __enter__(self) -> Self:
@@ -63,105 +64,118 @@ class LocalEngine:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)
 
-    def enrol(self) -> Sequence[Enrolment]:
-        """Say what each client brings."""
-        return [Enrolment(len(client.train.y), self.shape, self.classes) for client in self.data]
+    @property
+    def quorum(self) -> int:
+        """All clients: one that fails here would fail again."""
+        return len(self.data)
 
-    def start(self, federation: Federation) -> dict[int, tuple[int, ...]]:
-        """Make the client halves; return what each wants in the first round."""
+    def enrol(self) -> DataDistribution:
+        """Return each client's samples by class."""
+        return self.distribution
+
+    def start(self, federation: Federation) -> Selections:
+        """Make the clients; return what each selects for the first round."""
         self.federation = federation
         method = self.experiment.method
         self.clients = [method.client(i, federation) for i in range(federation.clients)]
+        for client in self.clients:
+            check_keys(client)
         probe = federation.network()
-        self.data = tuple(client.beside(probe.vector) for client in self.data)
-        refuse_single_samples(probe, self.shape, self.experiment, self.data)
+        self.data = tuple(client.to(probe.vector) for client in self.data)
+        check_single_samples(probe, federation.shape, self.experiment, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
-        self.random_layers = draws_randomly(probe, self.shape)
-        return {i: client.wants(0) for i, client in enumerate(self.clients)}
+        self.random_layers = draws_randomly(probe, federation.shape)
+        declared = federation.traffic.down
+        return {
+            i: check_selected(client.select(0), declared, f"{type(client).__name__}.select()")
+            for i, client in enumerate(self.clients)
+        }
 
-    def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
-        """Let all clients take their turns, the one with the most data first so that none is left to wait for."""
-        order = sorted(replies, key=lambda i: -len(self.data[i].train.y))
-        turns = {i: self._pool.submit(self._turn, i, replies[i]) for i in order}
-        answers = {i: turns[i].result() for i in replies}
-        if self.shelf:
-            self.shelf.tidy()
-        return answers
+    def prepare(self, server: Server, selected: Selections) -> None:
+        """Let server and clients share the models that all clients are about to download."""
+        share(server, self.clients, selected)
 
-    def notes(self) -> Sequence[Notes]:
-        """Look at the clients' private figures: this is a simulation."""
-        return [client.notes() for client in self.clients]
+    def exchange(self, downloads: dict[int, Download]) -> dict[int, ClientUpdate | Failure]:
+        """Run all clients' rounds, starting with the one that has the most data."""
+        clients = list(downloads)
+        order = sorted(clients, key=lambda i: -len(self.data[i].train.y))
+        rounds = {i: self._pool.submit(self._round, i, downloads.pop(i)) for i in order}
+        updates = {i: rounds[i].result() for i in clients}
+        if self.offloader:
+            self.offloader.tidy()
+        return_freed_memory()  # the last round's models are freed by now, and there are no new ones yet
+        return updates
+
+    def diagnostics(self) -> Sequence[Diagnostics]:
+        """Return the clients' private figures, which a simulation may see."""
+        return [client.diagnostics() for client in self.clients]
 
     def models(self) -> Iterator[Model]:
-        """Yield each client's model as it was last measured at the method's own moment."""
-        if self.experiment.method.moment == "trained":
-            # What a client has trained is its model until its next turn, so it is made when asked for, and not held
-            # besides: by a worker, whose number of threads decides the last bits.
-            for client, buffers in zip(self.clients, self.buffers, strict=True):
-                yield self._pool.submit(client.personalised).result(), buffers
-                self._lay_down(client)
-        else:
-            yield from (self._models[i] for i in sorted(self._models))
+        """Yield each client's model as last evaluated at the method's own moment."""
+        for i, client in enumerate(self.clients):
+            if i in self._models:
+                yield self._models[i]
+            else:
+                # Computed by a worker, since the number of threads affects the last bits.
+                yield self._pool.submit(client.personalised).result(), self.buffers[i]
+                self._offload(client)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return all that each client remembers."""
-        halves = zip(self.clients, self.buffers, strict=True)
-        return [{"half": client.state(), "buffers": buffers} for client, buffers in halves]
+        """Return each client's state and buffers."""
+        clients = zip(self.clients, self.buffers, strict=True)
+        return [{"client": client.state(), "buffers": dict(buffers)} for client, buffers in clients]
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what the clients remembered; what they had just trained is their model again."""
+        """Restore each client's state and buffers."""
         for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
-            client.restore(state["half"])
+            client.restore(state["client"])
             self.buffers[i] = state["buffers"]
 
-    def _keeper(self, index: int, network: Network) -> Keep:
-        """Keep the model that the round's figures are about, if the client itself does not."""
+    def _keeper(self, index: int, network: Network) -> OnEvaluation:
+        """Return a callback that keeps the model that the round's figures are about."""
 
         def keep(moment: Moment, model: Tensor) -> None:
-            if moment == self.experiment.method.moment != "trained":
+            if moment == self.experiment.method.moment:
                 self._models[index] = (model, network.buffers())
 
         return keep
 
-    def _turn(self, index: int, reply: Reply) -> Answer | Failure:
-        try:
-            network = self._network()
-            network.load_buffers(self.buffers[index])
-            site = Site(index, self.experiment, self.data[index], network, self.random_layers)
-            client, before = self.clients[index], tensors_in(kept_by(self.clients[index]))
-            answer = take_turn(client, site, reply, self._keeper(index, network))
-            if reply.round < self.experiment.rounds:
-                self.buffers[index] = network.buffers()
-                self._lay_down(client, before)
-            else:
-                self._lay_down(client)
-            return answer
-        except Exception as error:
-            return Failure(f"{self.data[index].name}, round {reply.round}: {_reason(error)}", error)
+    def _drop_repeatable(self, index: int) -> None:
+        """Drop the kept model if the client's state gives the same again, as with APPLE under a budget."""
+        client, own = self.clients[index], self.experiment.method.moment
+        repeatable = own == "after_training" and not client.round_keys
+        if repeatable and torch.equal(client.personalised(), self._models[index][0]):
+            del self._models[index]
 
-    def _lay_down(self, client: Client, before: Sequence[Tensor] = ()) -> None:
-        if self.shelf:
-            vars(client).update(self.shelf.lay_down(kept_by(client), before))
+    def _round(self, index: int, download: Download) -> ClientUpdate | Failure:
+        try:
+            client, network = self.clients[index], self._network()
+            network.load_buffers(self.buffers[index])
+            context = ClientContext(
+                index, self.experiment, self.data[index], network, self.random_layers, self._worker.stacker
+            )
+            before = tensors_in(client.state())
+            update = run_client_round(client, context, download, self.federation.traffic, self._keeper(index, network))
+            if download.round < self.experiment.rounds:
+                self.buffers[index] = network.buffers()
+                self._drop_repeatable(index)
+                self._offload(client, before)
+            else:
+                self._offload(client)
+            return update
+        except Exception as error:
+            return Failure(self.data[index].name, download.round, _reason(error), error)
+
+    def _offload(self, client: Client, before: Sequence[Tensor] = ()) -> None:
+        if self.offloader:
+            vars(client).update(self.offloader.offload(client.state(), before))
 
     def _network(self) -> Network:
         """Return this worker's own network."""
         if not hasattr(self._worker, "network"):
-            self._worker.network = self.federation.network()
+            self._worker.network, self._worker.stacker = self.federation.network(), Stacker()
         network: Network = self._worker.network
         return network
-
-
-def refuse_single_samples(
-    network: Network, shape: tuple[int, ...], experiment: Experiment, clients: Sequence[ClientData]
-) -> None:
-    """Refuse a last batch of one sample where the model, like one with BatchNorm, cannot train on it."""
-    size = experiment.batch_size
-    alone = [client.name for client in clients if size == 1 or len(client.train.y) % size == 1]
-    if alone and needs_two_samples(network, shape):
-        raise Refusal(
-            f"batch_size = {size}: leaves a last batch of one sample for {', '.join(alone)}, "
-            "on which this model cannot train (BatchNorm?); choose another batch size"
-        )
 
 
 def _reason(error: Exception) -> str:

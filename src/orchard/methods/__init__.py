@@ -1,44 +1,105 @@
-"""The methods by name. A method is one file: its settings, its client half, its server half.
+"""Methods, one file each, and everything that a method of your own needs.
 
-A method's file is imported only when it is asked for, so that naming methods costs nothing. Another package adds
-its own under the entry point group `orchard.methods`.
+    from orchard.methods import Client, Download, Federation, MethodSettings, Traffic, local_sgd, ...
+
+May import: core, and the files at the top. Methods know nothing of engines.
 """
 
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
-from orchard.experiment import MethodSettings
-from orchard.settings import nearest
+from orchard.lazy import attribute
 
-GROUP = "orchard.methods"
+if TYPE_CHECKING:
+    from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
+    from orchard.core.evaluation import Scores, class_scores, mean_loss
+    from orchard.core.federation import Federation
+    from orchard.core.training import (
+        ClientContext,
+        Correction,
+        MomentumSGD,
+        check_finite,
+        gradient,
+        local_sgd,
+        pull,
+        run_epochs,
+    )
+    from orchard.core.vector import Layout, Network, Part
+    from orchard.errors import UserError
+    from orchard.experiment import Experiment
+    from orchard.method import MethodSettings, Moment, Traffic
+    from orchard.methods.fedavg import Averaging, AveragingServer, FedAvgClient, weighted_mean
+    from orchard.methods.fedper import PartialClient
+    from orchard.methods.limits import check_budget, check_convergence
+    from orchard.methods.registry import all_methods, method_settings
+    from orchard.randomness import generator
 
-BUILT_IN = {
-    "separate": "orchard.methods.separate:Separate",
-    "fedavg": "orchard.methods.fedavg:FedAvg",
-    "fedavg-local": "orchard.methods.fedavg:FedAvgLocal",
-    "fedavg-ft": "orchard.methods.fedavg:FedAvgFT",
-    "fedprox-ft": "orchard.methods.fedavg:FedProxFT",
-    "apfl": "orchard.methods.apfl:APFL",
-    "heurfedamp": "orchard.methods.heurfedamp:HeurFedAMP",
-    "fedfomo": "orchard.methods.fedfomo:FedFomo",
-    "apple": "orchard.methods.apple:Apple",
+__all__ = [
+    "Averaging",
+    "AveragingServer",
+    "Client",
+    "ClientContext",
+    "Correction",
+    "Diagnostics",
+    "Download",
+    "Experiment",
+    "FedAvgClient",
+    "Federation",
+    "Layout",
+    "MethodSettings",
+    "Moment",
+    "MomentumSGD",
+    "Network",
+    "Part",
+    "PartialClient",
+    "Scores",
+    "Server",
+    "Traffic",
+    "UserError",
+    "Vectors",
+    "all_methods",
+    "check_budget",
+    "check_convergence",
+    "check_finite",
+    "class_scores",
+    "generator",
+    "gradient",
+    "local_sgd",
+    "mean_loss",
+    "method_settings",
+    "pull",
+    "run_epochs",
+    "weighted_mean",
+]
+
+_HOMES = {
+    "orchard.core.contract": ("Client", "Diagnostics", "Download", "Server", "Vectors"),
+    "orchard.core.evaluation": ("Scores", "class_scores", "mean_loss"),
+    "orchard.core.federation": ("Federation",),
+    "orchard.core.training": (
+        "ClientContext",
+        "Correction",
+        "MomentumSGD",
+        "check_finite",
+        "gradient",
+        "local_sgd",
+        "pull",
+        "run_epochs",
+    ),
+    "orchard.core.vector": ("Layout", "Network", "Part"),
+    "orchard.errors": ("UserError",),
+    "orchard.experiment": ("Experiment",),
+    "orchard.method": ("MethodSettings", "Moment", "Traffic"),
+    "orchard.methods.fedavg": ("Averaging", "AveragingServer", "FedAvgClient", "weighted_mean"),
+    "orchard.methods.fedper": ("PartialClient",),
+    "orchard.methods.limits": ("check_budget", "check_convergence"),
+    "orchard.methods.registry": ("all_methods", "method_settings"),
+    "orchard.randomness": ("generator",),
 }
 
 
-def methods() -> dict[str, EntryPoint]:
-    """Return all methods by name: the built-in ones, then those of other packages; no name is taken twice."""
-    built_in = {name: EntryPoint(name, home, GROUP) for name, home in BUILT_IN.items()}
-    return {entry.name: entry for entry in entry_points(group=GROUP)} | built_in
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, _HOMES, name)
 
 
-def method_settings(name: str) -> type[MethodSettings]:
-    """Return the settings class of a method, or refuse the name and suggest the nearest one."""
-    known = methods()
-    if name not in known:
-        raise ValueError(f"name = {name!r}: unknown method; {nearest(name, list(known))}")
-    try:
-        settings = known[name].load()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"name = {name!r}: cannot be loaded from {known[name].value}: {error}") from error
-    if not (isinstance(settings, type) and issubclass(settings, MethodSettings)):
-        raise ValueError(f"name = {name!r}: {known[name].value} is not a MethodSettings class")
-    return settings
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,13 +1,14 @@
 """APFL: a mixture of the global model and a private one.
 
-Y. Deng, M. M. Kamani, M. Mahdavi, "Adaptive Personalized Federated Learning", 2020.
+Y. Deng, M. M. Kamani, M. Mahdavi, "Adaptive Personalized Federated Learning", 2020,
+    https://arxiv.org/abs/2003.13461
 
 The server keeps the global model w. Client i keeps v_i and α_i, both private, v_i = w at the start. Each step:
 
     v̄ = α·v + (1 − α)·w
     w steps on ∇f(w)             the global branch: exactly FedAvg
     v steps on α·∇f(v̄)           on the same batch
-    α ← clip(α − η⟨v − w, ∇f(v̄)⟩, 0, 1)     once a round, at its first step
+    α ← clip(α − η⟨v − w, ∇f(v̄)⟩, 0, 1)     once per round, at its first step
 
 w is uploaded and averaged by n_i/n; v̄ is evaluated.
 """
@@ -19,14 +20,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from orchard.contract import Federation, Notes
-from orchard.experiment import MethodSettings
-from orchard.methods.fedavg import AveragingServer, FedAvgClient
-from orchard.models import repeated_draws
-from orchard.training import MomentumSGD, Site, check_finite, gradient, train
+from orchard.core.contract import Diagnostics
+from orchard.core.federation import Federation
+from orchard.core.models import repeated_draws
+from orchard.core.training import ClientContext, MomentumSGD, check_finite, gradient, run_epochs
+from orchard.methods.fedavg import Averaging, FedAvgClient
 
 
-class APFL(MethodSettings):
+class APFL(Averaging):
     """APFL's parameters."""
 
     name: Literal["apfl"] = "apfl"
@@ -40,18 +41,14 @@ class APFL(MethodSettings):
         return self
 
     def client(self, index: int, federation: Federation) -> "APFLClient":
-        """Make the client half."""
+        """Make a client."""
         return APFLClient(self, federation)
-
-    def server(self, federation: Federation) -> AveragingServer:
-        """Make the server half: FedAvg's."""
-        return AveragingServer(federation)
 
 
 class APFLClient(FedAvgClient):
     """A copy of the global model, as in FedAvg, and beside it the private v and α."""
 
-    keeps = ("model", "private", "alpha")
+    state_keys = ("model", "private", "alpha")
 
     def __init__(self, settings: APFL, federation: Federation) -> None:
         super().__init__(federation)
@@ -59,21 +56,19 @@ class APFLClient(FedAvgClient):
         self.private = self.model
         self.alpha = torch.tensor(settings.alpha, dtype=self.model.dtype, device=self.model.device)
 
-    def train(self, site: Site, round: int) -> float:
+    def train(self, context: ClientContext, round: int) -> float:
         """Train both branches on the same batches."""
-        network, lr = site.network, site.experiment.learning_rate(round)
+        network, lr = context.network, context.experiment.learning_rate(round)
         w, v, alpha = self.model.clone(), self.private.clone(), self.alpha
-        w_sgd, v_sgd = MomentumSGD(w, lr), MomentumSGD(v, lr)
+        w_sgd, v_sgd = (MomentumSGD(model, context.experiment, round) for model in (w, v))
         first = True
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             nonlocal alpha, first
-            # The statistics that a client keeps are those of the model it uses, which is v̄.
-            statistics = network.buffers()
+            # A client's BatchNorm statistics are those of the model it uses, which is v̄.
             network.vector.copy_(w)
-            with repeated_draws() if site.random_layers else nullcontext():
+            with network.preserved_buffers(), repeated_draws() if context.random_layers else nullcontext():
                 gradient(network, x, y)
-            network.load_buffers(statistics)
             w_gradient = network.gradient.clone()
             torch.lerp(w, v, alpha, out=network.vector)
             loss = gradient(network, x, y)
@@ -85,7 +80,7 @@ class APFLClient(FedAvgClient):
             alpha, first = moved, False
             return loss
 
-        loss = train(site, round, step)
+        loss = run_epochs(context, round, step)
         check_finite("global copy", w)
         check_finite("private model", v)
         check_finite("mixture weight", alpha)
@@ -96,6 +91,6 @@ class APFLClient(FedAvgClient):
         """Return v̄."""
         return torch.lerp(self.model, self.private, self.alpha)
 
-    def notes(self) -> Notes:
+    def diagnostics(self) -> Diagnostics:
         """Return α."""
         return {"alpha": self.alpha.item()}

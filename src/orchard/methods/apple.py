@@ -1,7 +1,7 @@
 """APPLE: adaptively learning to personalise.
 
 J. Luo and S. Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning",
-IJCAI 2022.
+IJCAI 2022, https://arxiv.org/abs/2110.08394
 
 The server keeps one core model C_j for each client and nothing else. Client i keeps its core w_i, its
 directed relationships p_i (which never leave it) and its last copies Ĉ_j of the other cores. Each step:
@@ -11,28 +11,36 @@ directed relationships p_i (which never leave it) and its last copies Ĉ_j of th
     w_i steps on   p_ii·g                             with learning rate η1
     p_i steps on   ⟨g, W_j⟩ + λ(r)·μ·(p_ij − p0_j)    with learning rate η2; W_i = w_i, W_j = Ĉ_j
 
+Rounds r count from 0. Momentum and decay of both learning rates are the experiment's.
+
 w^p is linear in (w_i, p_i), so by the chain rule both gradients are exact for any architecture. p0_j = n_j/n.
 λ fades from 1 to 0 over the first L = int(R·scheduler_fraction) rounds, like a cosine or as 10^(−3r/L).
 
-With a budget M < N−1 a client downloads M cores a round: first those it never had (ties at random), then
-others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N).
+With a budget M < N−1 a client downloads M cores per round: first those it never had (ties at random), then
+others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N). Of the rest it keeps its last copies.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchard.contract import Client, Federation, Notes, Reply, Server, Upload
-from orchard.experiment import Experiment, MethodSettings
-from orchard.methods.limits import refuse_budget, refuse_divergence
+from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, MomentumSGD, check_finite, gradient, run_epochs
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Traffic
+from orchard.methods.limits import check_budget, check_convergence
 from orchard.randomness import generator
-from orchard.training import MomentumSGD, Site, check_finite, gradient, train
-from orchard.vector import empty_matrix, shared_matrix
+
+
+def core_of(client: int) -> str:
+    """Name the core model of a client."""
+    return f"core {client}"
 
 
 class Apple(MethodSettings):
@@ -43,14 +51,14 @@ class Apple(MethodSettings):
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="μ, the weight of the proximal term")
     scheduler: Literal["cos", "exp"] = Field(default="cos", description="how λ fades")
     scheduler_fraction: float = Field(default=0.3, ge=0, le=1, description="L as a share of all rounds")
-    budget: int | None = Field(default=None, ge=1, description="M, cores downloaded a round; none: all")
+    budget: int | None = Field(default=None, ge=1, description="M, cores downloaded per round; none: all")
     selection: Literal["paper", "uniform"] = Field(default="paper", description="which cores, under a budget")
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a budget that is no limit, and a proximal term on which SGD diverges."""
-        refuse_budget(self.budget, experiment)
+        """Raise if the budget is no limit, or if SGD diverges on the proximal term."""
+        check_budget(self.budget, experiment)
         strength = self.relationship_lr * self.mu * self.proximal_weight(0, experiment.rounds)
-        refuse_divergence("mu", self.mu, strength, "relationship_lr × mu")
+        check_convergence("mu", self.mu, strength, "relationship_lr × mu", experiment)
 
     def proximal_weight(self, round: int, rounds: int) -> float:
         """λ(r)."""
@@ -61,145 +69,124 @@ class Apple(MethodSettings):
             return (math.cos(math.pi * round / last) + 1) / 2
         return float(10 ** (-3 * round / last))
 
+    def traffic(self, federation: Federation) -> Traffic:
+        """Let core models travel, and nothing else."""
+        cores = {core_of(j): federation.parameters for j in range(federation.clients)}
+        return Traffic(down=cores, up={"core": federation.parameters})
+
     def client(self, index: int, federation: Federation) -> "AppleClient":
-        """Make the client half."""
+        """Make a client."""
         return AppleClient(self, index, federation)
 
     def server(self, federation: Federation) -> "AppleServer":
-        """Make the server half."""
-        return AppleServer(self, federation)
+        """Make the server."""
+        return AppleServer(federation)
 
 
 class AppleClient(Client):
-    """A core model, the directed relationships, and the last copies of the others' cores.
+    """A core model, the directed relationships, and the last copies of the others' cores."""
 
-    Without a budget the others' cores come anew every round. Then their copies go once they have been trained with,
-    and what they gave, the personalised model, stays instead: one model to hold and to save rather than N − 1.
-    """
-
-    keeps = ("core", "relationships", "copies", "downloaded", "trained")
+    state_keys: tuple[str, ...] = ("core", "relationships")
 
     def __init__(self, settings: Apple, index: int, federation: Federation) -> None:
-        self.settings = settings
-        self.limited = settings.budget is not None
-        self.index = index
-        self.experiment = federation.experiment
+        self.settings, self.index, self.experiment = settings, index, federation.experiment
         self.core = federation.initial_core(index)
-        self.prox_centre = torch.tensor(federation.shares, dtype=self.core.dtype, device=self.core.device)
-        self.relationships = self.prox_centre.clone()
-        self.others = torch.ones_like(self.relationships)
-        self.others[index] = 0
-        self.copies = [None if j == index else federation.initial_core(j) for j in range(federation.clients)]
+        self.p0 = torch.tensor(federation.shares, dtype=self.core.dtype, device=self.core.device)
+        self.relationships = self.p0.clone()
+        self.others = [j for j in range(federation.clients) if j != index]
+        self.copies: list[Tensor | None] = [None] * federation.clients
         self.downloaded: frozenset[int] = frozenset()
-        self.trained: Tensor | None = None
+        if settings.budget is None:  # all cores are downloaded every round
+            self.round_keys = ("copies",)
+        else:
+            self.state_keys = (*self.state_keys, "copies", "downloaded")
+            self.copies = [None if j == index else federation.initial_core(j) for j in range(federation.clients)]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; one that was saved before there was `trained` has its copies still."""
-        super().restore({"trained": None, **state})
-
-    def wants(self, round: int) -> tuple[int, ...]:
-        """Choose at most M cores: the ones never had, then by the strength of the relationship."""
-        others = [j for j in range(len(self.copies)) if j != self.index]
+    def select(self, round: int) -> Sequence[str]:
+        """Ask for all others' cores, or for M of them."""
         budget = self.settings.budget
-        if budget is None:
-            return tuple(others)
-        # Largest keys |p|·ln b + Gumbel noise: a draw without replacement with weights b^|p|. Those never had come
-        # before, and all alike.
-        keys = generator(self.experiment.seed, "cores", self.index, round).gumbel(size=len(others))
-        never_had = np.zeros(len(others), dtype=bool)
+        return [core_of(j) for j in (self.others if budget is None else self._chosen(round, budget))]
+
+    def _chosen(self, round: int, budget: int) -> list[int]:
+        """Choose M cores: first those never had, then by the strength of the relationship."""
+        # The largest keys |p|·ln b + Gumbel noise are a draw without replacement with weights b^|p|.
+        keys = generator(self.experiment.seed, "cores", self.index, round).gumbel(size=len(self.others))
+        never_had = np.zeros(len(self.others), dtype=bool)
         if self.settings.selection == "paper":
             base = max(1.5, round * budget / len(self.copies))
-            strength = self.relationships[others].abs().cpu().double().numpy()
-            never_had = np.array([j not in self.downloaded for j in others])
+            strength = self.relationships[self.others].abs().cpu().double().numpy()
+            never_had = np.array([j not in self.downloaded for j in self.others])
             keys += np.where(never_had, 0, math.log(base) * strength)
         ranking = np.lexsort((keys, never_had))
-        return tuple(sorted(others[k] for k in ranking[-budget:]))
+        return sorted(self.others[k] for k in ranking[-budget:])
 
-    def receive(self, site: Site, reply: Reply) -> None:
-        """Replace the copies of the cores that came; the others stay as they were."""
-        self.copies = [reply.models.get(j, copy) for j, copy in enumerate(self.copies)]
-        if any(copy is None for j, copy in enumerate(self.copies) if j != self.index):
-            raise ValueError("the reply lacks core models that were asked for")
-        self.downloaded |= reply.models.keys()
-        self.trained = None
-        # In one process the server's matrix holds the own core too; then one of the two is enough.
-        shared = shared_matrix(self.copies)
-        if shared is not None and torch.equal(shared[self.index], self.core):
-            self.core = shared[self.index]
+    def receive(self, context: ClientContext, download: Download) -> None:
+        """Replace the copies of the downloaded cores; keep the others."""
+        self.copies = [download.vectors.get(core_of(j), copy) for j, copy in enumerate(self.copies)]
+        if any(self.copies[j] is None for j in self.others):
+            raise ValueError("the download lacks core models that were asked for")
+        if self.settings.budget is not None:
+            self.downloaded |= {j for j in self.others if core_of(j) in download.vectors}
 
-    def train(self, site: Site, round: int) -> float:
+    def train(self, context: ClientContext, round: int) -> float:
         """Train the core and the relationships together."""
-        network, settings, i = site.network, self.settings, self.index
-        core, p = self.core.clone(), self.relationships.clone()
-        p_gradient = torch.empty_like(p)
-        copies = network.matrix(self.copies)
-        core_sgd = MomentumSGD(core, self.experiment.learning_rate(round))
-        p_sgd = MomentumSGD(p, settings.relationship_lr * self.experiment.decay(round))
-        pull = settings.mu * settings.proximal_weight(round, self.experiment.rounds)
+        network, settings, i = context.network, self.settings, self.index
+        w, p = self.core.clone(), self.relationships.clone()
+        copies = context.stack(self.copies)  # row i is not used: w, which changes, takes its place
+        not_self = torch.ones_like(p)
+        not_self[i] = 0
+        w_sgd = MomentumSGD(w, self.experiment, round)
+        p_sgd = MomentumSGD(p, self.experiment, round, lr=settings.relationship_lr)
+        proximal = settings.mu * settings.proximal_weight(round, self.experiment.rounds)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            # The own row of the copies counts for nothing: the core, which changes, stands in for it.
-            torch.mv(copies.t(), p * self.others, out=network.vector)
-            network.vector.addcmul_(core, p[i])
+            torch.mv(copies.t(), p * not_self, out=network.vector).addcmul_(w, p[i])
             loss = gradient(network, x, y)
-            torch.mv(copies, network.gradient, out=p_gradient)
-            p_gradient[i] = torch.dot(core, network.gradient)
-            p_gradient.add_(p - self.prox_centre, alpha=pull)
-            core_sgd.step(network.gradient.mul_(p[i]))
+            g = network.gradient
+            p_gradient = torch.mv(copies, g)
+            p_gradient[i] = torch.dot(w, g)
+            p_gradient.add_(p - self.p0, alpha=proximal)
+            w_sgd.step(g.mul_(p[i]))
             p_sgd.step(p_gradient)
-            return loss + 0 * p.sum()
+            return loss + 0 * p.sum()  # not finite if p is not, so that the step is named
 
-        loss = train(site, round, step)
-        check_finite("core model", core)
+        loss = run_epochs(context, round, step)
+        check_finite("core model", w)
         check_finite("vector of directed relationships", p)
-        self.core, self.relationships = core, p
-        if not self.limited:
-            self.trained, self.copies = self._mixed(), [None] * len(self.copies)
+        self.core, self.relationships = w, p
         return loss
 
     def personalised(self) -> Tensor:
         """Return w^p."""
-        return self._mixed() if self.trained is None else self.trained
-
-    def _mixed(self) -> Tensor:
-        """Mix core by core: for one mixture it is not worth laying the copies side by side."""
+        if any(self.copies[j] is None for j in self.others):
+            raise RuntimeError("without a budget the cores of others are there within a round only")
         mixed = self.core * self.relationships[self.index]
         for copy, p in zip(self.copies, self.relationships, strict=True):
             if copy is not None:
                 mixed.addcmul_(copy, p)
         return mixed
 
-    def upload(self) -> Tensor:
+    def upload(self) -> Vectors:
         """Return the core model, never the personalised one."""
-        return self.core
+        return {"core": self.core}
 
-    def notes(self) -> Notes:
-        """Return p_i, for a simulation to look at."""
+    def diagnostics(self) -> Diagnostics:
+        """Return p_i, which only a simulation sees."""
         return {"relationships": self.relationships.tolist()}
 
 
 class AppleServer(Server):
     """The core models, and nothing else."""
 
-    keeps = ("cores",)
+    state_keys = ("cores",)
 
-    def __init__(self, settings: Apple, federation: Federation) -> None:
-        self.limited = settings.budget is not None
-        if self.limited:
-            self.cores = [federation.initial_core(j) for j in range(federation.clients)]
-        else:
-            self.cores = federation.initial_cores()
+    def __init__(self, federation: Federation) -> None:
+        self.cores = [federation.initial_core(j) for j in range(federation.clients)]
 
-    def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
-        """Return the cores a client asked for; its own it has already."""
-        return {j: self.cores[j] for j in wants if j != client}
+    def send(self, client: int, selected: Sequence[str]) -> Vectors:
+        """Return the cores that a client selected."""
+        return {core_of(j): core for j, core in enumerate(self.cores) if core_of(j) in selected}
 
-    def collect(self, uploads: Mapping[int, Upload]) -> None:
+    def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Replace the cores that were uploaded."""
-        self.cores = [uploads[j].vector if j in uploads else core for j, core in enumerate(self.cores)]
-        # Cores that everyone downloads are the rows of one matrix, which `Network.matrix` hands on uncopied. Under a
-        # budget clients keep copies of different ages. Then each core stands alone, because a row that somebody still
-        # holds would keep its whole matrix alive.
-        if not self.limited:
-            matrix = empty_matrix(len(self.cores), like=self.cores[0])
-            self.cores = [row.copy_(core) for row, core in zip(matrix, self.cores, strict=True)]
+        self.cores = [uploads[j]["core"] if j in uploads else core for j, core in enumerate(self.cores)]

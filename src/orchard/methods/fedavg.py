@@ -1,8 +1,11 @@
 """FedAvg and its relatives: one global model, averaged from the clients' copies every round.
 
-B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-K. Wang et al., "Federated Evaluation of On-device Personalization", 2019 (fine-tuning).
-T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx).
+B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+    https://arxiv.org/abs/1602.05629
+K. Wang et al., "Federated Evaluation of On-device Personalization", 2019 (fine-tuning),
+    https://arxiv.org/abs/1910.10252
+T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx),
+    https://arxiv.org/abs/1812.06127
 
     w_i ← E epochs of momentum SGD from w;  FedProx: on the gradient + μ(w_i − w)
     w   ← Σ_i (n_i/n)·w_i                   accumulated in float64
@@ -10,117 +13,123 @@ T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (Fe
 What is evaluated:   FedAvg        the new w
                      FedAvg-local  w_i, before averaging
                      FedAvg-FT     a copy of the new w after E_ft epochs on local data, then discarded
-                     FedProx-FT    the same, where w is FedProx's
+                     FedProx-FT    the same, with FedProx's w
 
 Fine-tuning uses the learning rate and the batches of the next round. With E_ft = E (and no μ) it is therefore
 the next round's local training, and is done once for both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchard.contract import Client, Federation, Reply, Server, Upload
-from orchard.experiment import Experiment, MethodSettings, Moment
-from orchard.methods.limits import refuse_divergence
-from orchard.training import Site, descend
-
-GLOBAL = 0
-"""The index under which the one model of the server is asked for."""
+from orchard.core.contract import Client, Download, Server, Vectors
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, local_sgd, pull
+from orchard.core.vector import Part
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Moment, Traffic
+from orchard.methods.limits import check_convergence
 
 
 class Averaging(MethodSettings):
-    """What the family shares: the server averages, the clients train copies."""
+    """What the family shares: clients train copies of one model, the server averages them."""
+
+    def traffic(self, federation: Federation) -> Traffic:
+        """Let one model travel each way."""
+        return Traffic(down={"model": federation.parameters}, up={"model": federation.parameters})
 
     def client(self, index: int, federation: Federation) -> "FedAvgClient":
-        """Make the client half."""
+        """Make a client."""
         return FedAvgClient(federation)
 
     def server(self, federation: Federation) -> "AveragingServer":
-        """Make the server half."""
+        """Make the server."""
         return AveragingServer(federation)
 
 
 class FedAvg(Averaging):
     """FedAvg has no parameters."""
 
-    moment: ClassVar[Moment] = "exchanged"
-    gives: ClassVar[Mapping[str, Moment]] = {"fedavg-local": "trained"}
+    moment: ClassVar[Moment] = "after_aggregation"
+    also_reports: ClassVar[Mapping[str, Moment]] = {"fedavg-local": "after_training"}
     name: Literal["fedavg"] = "fedavg"
 
 
 class FedAvgLocal(Averaging):
-    """FedAvg, where each client keeps its local copy for itself."""
+    """FedAvg, evaluated on each client's local copy."""
 
-    moment: ClassVar[Moment] = "trained"
+    moment: ClassVar[Moment] = "after_training"
     name: Literal["fedavg-local"] = "fedavg-local"
 
 
 class FedAvgFT(Averaging):
     """FedAvg with fine-tuning."""
 
-    moment: ClassVar[Moment] = "tuned"
-    gives: ClassVar[Mapping[str, Moment]] = {"fedavg": "exchanged", "fedavg-local": "trained"}
+    moment: ClassVar[Moment] = "after_finetuning"
+    also_reports: ClassVar[Mapping[str, Moment]] = {"fedavg": "after_aggregation", "fedavg-local": "after_training"}
     name: Literal["fedavg-ft"] = "fedavg-ft"
     tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
 
     def client(self, index: int, federation: Federation) -> "FedAvgClient":
-        """Make the client half."""
-        return TuningClient(federation, self.tuning_epochs)
+        """Make a client."""
+        return FinetuningClient(federation, self.tuning_epochs)
 
 
 class FedProxFT(Averaging):
-    """FedProx with fine-tuning; the paper does not report its μ."""
+    """FedProx with fine-tuning; the APPLE paper does not report its μ."""
 
-    moment: ClassVar[Moment] = "tuned"
+    moment: ClassVar[Moment] = "after_finetuning"
     name: Literal["fedprox-ft"] = "fedprox-ft"
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="μ, the pull towards the global model")
     tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a pull on which SGD diverges."""
-        refuse_divergence("mu", self.mu, experiment.lr * self.mu, "lr × mu")
+        """Raise if SGD diverges on the pull."""
+        check_convergence("mu", self.mu, experiment.lr * self.mu, "lr × mu", experiment)
 
     def client(self, index: int, federation: Federation) -> "FedAvgClient":
-        """Make the client half."""
-        return TuningClient(federation, self.tuning_epochs, self.mu)
+        """Make a client."""
+        return FinetuningClient(federation, self.tuning_epochs, self.mu)
 
 
 class FedAvgClient(Client):
     """Trains a copy of the global model."""
 
-    keeps: ClassVar[tuple[str, ...]] = ("model",)
+    state_keys: tuple[str, ...] = ("model",)
 
     def __init__(self, federation: Federation) -> None:
         self.model = federation.initial_model()
 
-    def wants(self, round: int) -> tuple[int, ...]:
+    def select(self, round: int) -> Sequence[str]:
         """Ask for the global model."""
-        return (GLOBAL,)
+        return ("model",)
 
-    def receive(self, site: Site, reply: Reply) -> None:
-        """Take the global model over."""
-        self.model = reply.models[GLOBAL]
+    def receive(self, context: ClientContext, download: Download) -> None:
+        """Take over the global model."""
+        self.model = download.vectors["model"]
 
-    def train(self, site: Site, round: int) -> float:
+    def train(self, context: ClientContext, round: int) -> float:
         """Train the copy."""
-        self.model, loss = descend(site, round, self.model)
+        self.model, loss = local_sgd(context, round, self.model)
         return loss
 
     def personalised(self) -> Tensor:
         """Return the copy: trained, or the global model just received."""
         return self.model
 
-    def upload(self) -> Tensor:
+    def upload(self) -> Vectors:
         """Return the copy."""
-        return self.model
+        return {"model": self.model}
 
 
-class TuningClient(FedAvgClient):
-    """Also tunes a second copy, which is evaluated and discarded; may be pulled towards the global model."""
+class FinetuningClient(FedAvgClient):
+    """Also tunes a second copy, which is evaluated and discarded; FedProx pulls the first one to the global model."""
+
+    round_keys = ("ahead",)
 
     def __init__(self, federation: Federation, tuning_epochs: int | None, mu: float = 0.0) -> None:
         super().__init__(federation)
@@ -128,44 +137,48 @@ class TuningClient(FedAvgClient):
         self.tuning_epochs = epochs if tuning_epochs is None else tuning_epochs
         self.mu = mu
         self.tuning_is_training = self.tuning_epochs == epochs and mu == 0
-        # From tuning to training, within one turn.
         self.ahead: tuple[Tensor, float, dict[str, Tensor]] | None = None
 
-    def fine_tuned(self, site: Site, round: int) -> Tensor:
+    def finetune(self, context: ClientContext, round: int) -> Tensor:
         """Tune a copy of the global model to the local data."""
-        tuned, loss = descend(site, round, self.model, epochs=self.tuning_epochs)
+        tuned, loss = local_sgd(context, round, self.model, epochs=self.tuning_epochs)
         if self.tuning_is_training:
-            self.ahead = tuned, loss, site.network.buffers()
+            self.ahead = tuned, loss, context.network.buffers()
         return tuned
 
-    def train(self, site: Site, round: int) -> float:
-        """Train the copy, unless tuning has just done exactly that."""
+    def train(self, context: ClientContext, round: int) -> float:
+        """Train the copy, unless fine-tuning has just done exactly that."""
         if self.ahead is None:
-            self.model, loss = descend(site, round, self.model, centre=self.model, strength=self.mu)
+            self.model, loss = local_sgd(context, round, self.model, correction=pull(self.model, self.mu))
         else:
-            self.model, loss, statistics = self.ahead
-            site.network.load_buffers(statistics)
-            self.ahead = None
+            self.model, loss, buffers = self.ahead
+            context.network.load_buffers(buffers)
         return loss
 
 
 class AveragingServer(Server):
-    """The global model."""
+    """The global model, or a part of it: the average of what the clients upload."""
 
-    keeps = ("model",)
+    state_keys = ("model",)
 
-    def __init__(self, federation: Federation) -> None:
-        self.model = federation.initial_model()
-        self.samples = federation.samples
+    def __init__(self, federation: Federation, name: str = "model", part: Part | None = None) -> None:
+        self.name, self.samples = name, federation.samples
+        self.model = federation.initial_model() if part is None else part.of(federation.initial_model())
 
-    def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
-        """Return the global model."""
-        return {GLOBAL: self.model}
+    def send(self, client: int, selected: Sequence[str]) -> Vectors:
+        """Return the average."""
+        return {self.name: self.model}
 
-    def collect(self, uploads: Mapping[int, Upload]) -> None:
-        """Average the copies that came, by the clients' numbers of samples."""
-        total = sum(self.samples[i] for i in uploads)
-        mean = torch.zeros(self.model.shape, dtype=torch.float64)
-        for i in sorted(uploads):
-            mean.add_(uploads[i].vector.cpu(), alpha=self.samples[i] / total)
-        self.model = mean.to(self.model)
+    def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
+        """Average the uploads, weighted by the clients' numbers of samples."""
+        self.model = weighted_mean({i: upload[self.name] for i, upload in uploads.items()}, self.samples)
+
+
+def weighted_mean(vectors: Mapping[int, Tensor], samples: Sequence[int]) -> Tensor:
+    """Return Σ (n_i/n)·w_i over the clients in `vectors`, accumulated in float64."""
+    total = sum(samples[i] for i in vectors)
+    like = next(iter(vectors.values()))
+    mean = torch.zeros(like.shape, dtype=torch.float64)
+    for i in sorted(vectors):
+        mean.add_(vectors[i].cpu(), alpha=samples[i] / total)
+    return mean.to(like)

@@ -1,11 +1,12 @@
 """FedFomo: each client weighs other clients' models by how much they lower its own validation loss.
 
-M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021.
+M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
+    https://arxiv.org/abs/2012.08565
 
 The server keeps the latest trained models. Client i keeps θ_i and its base θ_i⁻, the model before its last local
 training. From the second round on it takes as candidates its M downloads and its own trained model:
 
-    a_n = (L_val(θ_i⁻) − L_val(θ_n)) / (‖θ_n − θ_i⁻‖ + 1e-8)      0 where the distance is below 1e-12
+    a_n = (L_val(θ_i⁻) − L_val(θ_n)) / (‖θ_n − θ_i⁻‖ + 1e-8)      0 if the distance is below 1e-12
     ã = max(a, 0);   θ_i ← Σ_n (ã_n/Σã)·θ_n,  or θ_i⁻ if no candidate is better
 
 The result is the new base; the client trains it and uploads it. In the first round all train one initial model.
@@ -15,44 +16,57 @@ downloads is a random other client's with probability max(0, 0.3 − 0.05·r), e
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchard.contract import Client, Federation, Notes, Reply, Server, Upload
-from orchard.experiment import Experiment, MethodSettings, Moment
-from orchard.methods.limits import refuse_budget
+from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
+from orchard.core.evaluation import Scores, mean_loss
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, local_sgd
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Moment, Traffic
+from orchard.methods.limits import check_budget
 from orchard.randomness import generator
-from orchard.training import Scores, Site, descend, mean_loss
+
+
+def model_of(client: int) -> str:
+    """Name the model of a client."""
+    return f"model {client}"
 
 
 class FedFomo(MethodSettings):
     """FedFomo's parameters."""
 
     name: Literal["fedfomo"] = "fedfomo"
-    budget: int | None = Field(default=None, ge=1, description="M, models downloaded a round; none: all")
+    budget: int | None = Field(default=None, ge=1, description="M, models downloaded per round; none: all")
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a budget that is no limit."""
-        refuse_budget(self.budget, experiment)
+        """Raise if the budget is no limit."""
+        check_budget(self.budget, experiment)
+
+    def traffic(self, federation: Federation) -> Traffic:
+        """Let every client's model travel to the others."""
+        models = {model_of(j): federation.parameters for j in range(federation.clients)}
+        return Traffic(down=models, up={"model": federation.parameters})
 
     def client(self, index: int, federation: Federation) -> "FedFomoClient":
-        """Make the client half."""
+        """Make a client."""
         return FedFomoClient(self, index, federation)
 
     def server(self, federation: Federation) -> "FedFomoServer":
-        """Make the server half."""
+        """Make the server."""
         return FedFomoServer(federation)
 
 
 class FedFomoClient(Client):
-    """The own model, its base, their validation losses where known, and how much the others' were worth so far."""
+    """The client's model, its base, their validation losses if known, and the affinities and weights of the others."""
 
-    keeps = ("model", "base", "model_loss", "base_loss", "affinity", "weights")
+    state_keys = ("model", "base", "model_loss", "base_loss", "affinity", "weights")
 
     def __init__(self, settings: FedFomo, index: int, federation: Federation) -> None:
         self.index, self.seed = index, federation.experiment.seed
@@ -66,16 +80,14 @@ class FedFomoClient(Client):
         self.affinity[index] = 0.1
         self.weights = np.eye(federation.clients)[index]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; one that was saved before losses were kept has them computed anew."""
-        super().restore({"model_loss": None, "base_loss": None, **state})
-
-    def wants(self, round: int) -> tuple[int, ...]:
-        """Choose M others; in the first round nobody has anything to give yet."""
+    def select(self, round: int) -> Sequence[str]:
+        """Ask for the models of M others; in the first round nobody has trained one yet."""
         if round == 0:
             return ()
-        if not self.limited:
-            return tuple(self.others)
+        return [model_of(j) for j in (self._chosen(round) if self.limited else self.others)]
+
+    def _chosen(self, round: int) -> list[int]:
+        """Choose M others, by affinity or at random."""
         draw = generator(self.seed, "models", self.index, round)
         left, chosen = list(self.others), []
         for _ in range(self.budget):
@@ -84,14 +96,15 @@ class FedFomoClient(Client):
             candidates = left if explore else [j for j in left if self.affinity[j] == best]
             chosen.append(int(draw.choice(candidates)))
             left.remove(chosen[-1])
-        return tuple(sorted(chosen))
+        return sorted(chosen)
 
-    def receive(self, site: Site, reply: Reply) -> None:
+    def receive(self, context: ClientContext, download: Download) -> None:
         """Mix the candidates into the new base."""
-        if reply.round == 0:
+        if download.round == 0:
             return
-        candidates = {**reply.models, self.index: self.model}
-        worth = self._worth(site, candidates)
+        others = {j: download.vectors[model_of(j)] for j in self.others if model_of(j) in download.vectors}
+        candidates = {**others, self.index: self.model}
+        worth = self._worth(context, candidates)
         if self.limited and (total := abs(sum(worth.values()))) > 0:
             self.affinity = self.affinity.copy()
             for j, a in worth.items():
@@ -102,56 +115,56 @@ class FedFomoClient(Client):
         if scale > 0:
             mixture = torch.zeros_like(self.base)
             for j in sorted(positive):
-                if positive[j] > 0:  # nothing of what is worth nothing, however large it is
+                if positive[j] > 0:  # 0 × infinity is not 0
                     self.weights[j] = positive[j] / scale
                     mixture.add_(candidates[j], alpha=self.weights[j])
             self.base = mixture
         self.model, self.model_loss, self.base_loss = self.base, None, None
 
-    def _worth(self, site: Site, candidates: Mapping[int, Tensor]) -> dict[int, float]:
-        """Return a_n of every candidate, from validation data alone.
+    def _worth(self, context: ClientContext, candidates: Mapping[int, Tensor]) -> dict[int, float]:
+        """Return a_n of every candidate, from validation data only.
 
-        Without a budget no affinities are kept, and how much worse than the base a candidate is makes no difference:
-        it counts as 0, and need not be run over all of the data.
+        Without a budget there are no affinities, so every candidate worse than the base counts as 0, and its
+        evaluation can stop early.
         """
-        base_loss = _loss(site, self.base, self.base_loss)
+        base_loss = _loss(context, self.base, self.base_loss)
         limit = math.inf if self.limited else base_loss
         worth = {}
         for j, candidate in candidates.items():
             known = self.model_loss if j == self.index else None
-            gain = base_loss - _loss(site, candidate, known, limit)
+            gain = base_loss - _loss(context, candidate, known, limit)
             worth[j] = _per_distance(gain, candidate, self.base) if math.isfinite(gain) else 0.0
         return worth
 
-    def measured(self, moment: Moment, scores: Scores) -> None:
-        """Keep the losses of base and model, with which the next round begins: two models less to run."""
-        if moment == "exchanged":
+    def on_evaluated(self, moment: Moment, scores: Scores) -> None:
+        """Keep the losses of base and model for the next round, which saves two evaluations."""
+        if moment == "after_aggregation":
             self.base_loss = scores.loss
-        elif moment == "trained":
+        elif moment == "after_training":
             self.model_loss = scores.loss
 
-    def train(self, site: Site, round: int) -> float:
+    def train(self, context: ClientContext, round: int) -> float:
         """Train from the base."""
-        self.model, loss = descend(site, round, self.base)
-        if site.network.buffers():
-            self.base_loss = None  # it was measured with statistics that training has moved
+        self.model, loss = local_sgd(context, round, self.base)
+        if context.network.buffers():
+            self.base_loss = None  # was measured with BatchNorm statistics that training has changed
         return loss
 
     def personalised(self) -> Tensor:
-        """Return the own model: trained, or the mixture just made."""
+        """Return the client's model: trained, or the mixture just made."""
         return self.model
 
-    def upload(self) -> Tensor:
-        """Return the own model."""
-        return self.model
+    def upload(self) -> Vectors:
+        """Return the client's model."""
+        return {"model": self.model}
 
-    def notes(self) -> Notes:
+    def diagnostics(self) -> Diagnostics:
         """Return the weights of the last mixture."""
         return {"relationships": self.weights.tolist()}
 
 
-def _loss(site: Site, model: Tensor, known: float | None, limit: float = math.inf) -> float:
-    return mean_loss(site.network, model, site.data.validation, limit) if known is None else known
+def _loss(context: ClientContext, model: Tensor, known: float | None, limit: float = math.inf) -> float:
+    return mean_loss(context.network, model, context.data.validation, limit) if known is None else known
 
 
 def _per_distance(gain: float, candidate: Tensor, base: Tensor) -> float:
@@ -162,15 +175,15 @@ def _per_distance(gain: float, candidate: Tensor, base: Tensor) -> float:
 class FedFomoServer(Server):
     """The latest trained models."""
 
-    keeps = ("models",)
+    state_keys = ("models",)
 
     def __init__(self, federation: Federation) -> None:
         self.models = [federation.initial_model()] * federation.clients
 
-    def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
-        """Return the models a client asked for; its own it has already."""
-        return {j: self.models[j] for j in wants if j != client}
+    def send(self, client: int, selected: Sequence[str]) -> Vectors:
+        """Return the models that a client selected."""
+        return {model_of(j): model for j, model in enumerate(self.models) if model_of(j) in selected}
 
-    def collect(self, uploads: Mapping[int, Upload]) -> None:
+    def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Replace the models that were uploaded."""
-        self.models = [uploads[j].vector if j in uploads else model for j, model in enumerate(self.models)]
+        self.models = [uploads[j]["model"] if j in uploads else model for j, model in enumerate(self.models)]

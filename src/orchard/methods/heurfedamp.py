@@ -1,6 +1,7 @@
 """HeurFedAMP: the server sends each client a mixture of models that resemble its own.
 
-Y. Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021.
+Y. Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021,
+    https://arxiv.org/abs/2007.03797
 
 The server keeps the last model w_i of every client and sends client i
 
@@ -13,20 +14,22 @@ where s_ij is the cosine of w_i and w_j. The client starts at u_i and minimises 
 In the first round all start from one initial model. The paper leaves ξ_ii, σ, λ and α_k to tuning.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchard.contract import Client, Federation, Reply, Server, Upload
-from orchard.experiment import Experiment, MethodSettings
-from orchard.methods.limits import refuse_divergence
-from orchard.training import Site, descend
+from orchard.core.contract import Client, Download, Server, Vectors
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, local_sgd, pull
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Traffic
+from orchard.methods.limits import check_convergence
 
 BLOCK = 1 << 14
-"""Parameters widened to float64 at a time."""
+"""Parameters converted to float64 at a time."""
 
 
 class HeurFedAMP(MethodSettings):
@@ -38,61 +41,67 @@ class HeurFedAMP(MethodSettings):
     lam: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="λ, the pull towards the mixture")
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a pull on which SGD diverges in some round: it grows tenfold every 30."""
-        strengths = [experiment.learning_rate(r) * self.pull(r) for r in range(experiment.rounds)]
+        """Raise if SGD diverges on the pull in some round: it grows tenfold every 30 rounds."""
+        strengths = [experiment.learning_rate(r) * self.pull_strength(r) for r in range(experiment.rounds)]
         strongest = max(strengths)
         where = f"in round {strengths.index(strongest) + 1} of {experiment.rounds}"
-        refuse_divergence("lam", self.lam, strongest, f"lr × lam / α_k {where} (α_k falls tenfold every 30)")
+        meaning = f"lr × lam / α_k {where} (α_k falls tenfold every 30)"
+        check_convergence("lam", self.lam, strongest, meaning, experiment)
 
-    def pull(self, round: int) -> float:
+    def pull_strength(self, round: int) -> float:
         """λ/α_k."""
         return self.lam * 1e-4 * 10.0 ** min(round // 30, 100)  # a hundred decades are as good as infinity
 
+    def traffic(self, federation: Federation) -> Traffic:
+        """Send each client its mixture, and take its model."""
+        return Traffic(down={"mixture": federation.parameters}, up={"model": federation.parameters})
+
     def client(self, index: int, federation: Federation) -> "HeurFedAMPClient":
-        """Make the client half."""
-        return HeurFedAMPClient(self, index, federation)
+        """Make a client."""
+        return HeurFedAMPClient(self, federation)
 
     def server(self, federation: Federation) -> "HeurFedAMPServer":
-        """Make the server half."""
+        """Make the server."""
         return HeurFedAMPServer(self, federation)
 
 
 class HeurFedAMPClient(Client):
-    """An own model, trained from the mixture and not too far from it."""
+    """A model of its own, trained from the mixture and pulled towards it."""
 
-    keeps = ("model", "mixture")
+    state_keys = ("model",)
+    round_keys = ("mixture",)
 
-    def __init__(self, settings: HeurFedAMP, index: int, federation: Federation) -> None:
-        self.settings, self.index = settings, index
+    def __init__(self, settings: HeurFedAMP, federation: Federation) -> None:
+        self.settings = settings
         self.model = self.mixture = federation.initial_model()
 
-    def wants(self, round: int) -> tuple[int, ...]:
+    def select(self, round: int) -> Sequence[str]:
         """Ask for the mixture made for this client."""
-        return (self.index,)
+        return ("mixture",)
 
-    def receive(self, site: Site, reply: Reply) -> None:
-        """Take the mixture as the next start; the own model is still the trained one."""
-        self.mixture = reply.models[self.index]
+    def receive(self, context: ClientContext, download: Download) -> None:
+        """Keep the mixture as the next start; the client's model is still the trained one."""
+        self.mixture = download.vectors["mixture"]
 
-    def train(self, site: Site, round: int) -> float:
+    def train(self, context: ClientContext, round: int) -> float:
         """Train from the mixture."""
-        pull = self.settings.pull(round)
-        self.model, loss = descend(site, round, self.mixture, centre=self.mixture, strength=pull)
+        correction = pull(self.mixture, self.settings.pull_strength(round))
+        self.model, loss = local_sgd(context, round, self.mixture, correction=correction)
         return loss
 
     def personalised(self) -> Tensor:
-        """Return the own model."""
+        """Return the client's model."""
         return self.model
 
-    def upload(self) -> Tensor:
-        """Return the own model."""
-        return self.model
+    def upload(self) -> Vectors:
+        """Return the client's model."""
+        return {"model": self.model}
 
 
 class HeurFedAMPServer(Server):
-    """The last model of every client, and how they are weighed; in main memory, since not every device has float64."""
+    """The last model of every client and the weights ξ; on the CPU, since not every device has float64."""
 
-    keeps = ("models", "weights")
+    state_keys = ("models", "weights")
 
     def __init__(self, settings: HeurFedAMP, federation: Federation) -> None:
         self.sigma = settings.sigma
@@ -101,34 +110,34 @@ class HeurFedAMPServer(Server):
         self.models = [self.like.cpu()] * federation.clients
         self.weights = torch.eye(federation.clients, dtype=torch.float64)
 
-    def reply(self, client: int, wants: tuple[int, ...]) -> Mapping[int, Tensor]:
+    def send(self, client: int, selected: Sequence[str]) -> Vectors:
         """Return the mixture for a client."""
-        mixture = torch.cat([self.weights[client] @ block for block in widened(self.models)])
-        return {client: mixture.to(self.like)}
+        mixture = torch.cat([self.weights[client] @ block for block in float64_blocks(self.models)])
+        return {"mixture": mixture.to(self.like)}
 
-    def collect(self, uploads: Mapping[int, Upload]) -> None:
-        """Keep the models that came and weigh all of them anew."""
-        self.models = [uploads[j].vector.cpu() if j in uploads else model for j, model in enumerate(self.models)]
+    def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
+        """Keep the new models and recompute all weights."""
+        self.models = [uploads[j]["model"].cpu() if j in uploads else model for j, model in enumerate(self.models)]
         self.weights = mixture_weights(cosines(self.models), self.sigma, self.self_weight)
 
 
-def widened(models: list[Tensor]) -> Iterator[Tensor]:
-    """Yield all models side by side in float64, piece by piece, so that a piece stays in the processor's cache."""
-    for pieces in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
-        yield torch.stack(pieces).double()
+def float64_blocks(models: list[Tensor]) -> Iterator[Tensor]:
+    """Yield all models side by side in float64, block by block, so that a block stays in the processor's cache."""
+    for blocks in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
+        yield torch.stack(blocks).double()
 
 
 def cosines(models: list[Tensor]) -> Tensor:
     """Return the cosine of every pair of models, in float64."""
     products = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for block in widened(models):
+    for block in float64_blocks(models):
         products += block @ block.T
     lengths = products.diagonal().sqrt()
     return products / (lengths[:, None] * lengths)
 
 
 def mixture_weights(cosines: Tensor, sigma: float, self_weight: float) -> Tensor:
-    """Return ξ: each row a fixed weight for oneself, the rest by a softmax of resemblance."""
+    """Return ξ: in each row a fixed weight for the client itself, the rest by a softmax of the cosines."""
     n = len(cosines)
     if n == 1:
         return torch.ones(1, 1, dtype=torch.float64)

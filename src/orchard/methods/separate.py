@@ -7,9 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from orchard.contract import Client, Federation, Server
-from orchard.experiment import MethodSettings
-from orchard.training import Site, descend
+from orchard.core.contract import Client, Server
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, local_sgd
+from orchard.method import MethodSettings
 
 
 class Separate(MethodSettings):
@@ -18,27 +19,27 @@ class Separate(MethodSettings):
     name: Literal["separate"] = "separate"
 
     def client(self, index: int, federation: Federation) -> "SeparateClient":
-        """Make the client half."""
+        """Make a client."""
         return SeparateClient(federation)
 
     def server(self, federation: Federation) -> Server:
-        """Make the server half, which has nothing to do."""
+        """Make the server, which has nothing to do."""
         return Server()
 
 
 class SeparateClient(Client):
-    """A model of one's own."""
+    """A model trained on the client's own data only."""
 
-    keeps = ("model",)
+    state_keys = ("model",)
 
     def __init__(self, federation: Federation) -> None:
         self.model = federation.initial_model()
 
-    def train(self, site: Site, round: int) -> float:
-        """Train on."""
-        self.model, loss = descend(site, round, self.model)
+    def train(self, context: ClientContext, round: int) -> float:
+        """Continue training."""
+        self.model, loss = local_sgd(context, round, self.model)
         return loss
 
     def personalised(self) -> Tensor:
-        """Return the own model."""
+        """Return the client's model."""
         return self.model

@@ -1,1 +1,4 @@
-"""The paper, re-measured: its settings and published numbers, and the runs that make up its tables."""
+"""Reproduce the paper: its published numbers, its protocol, and the runs behind its tables.
+
+May import: runs, methods, core, data, and the files at the top.
+"""

@@ -1,8 +1,8 @@
-"""docs/results.md, made from the figures kept in results/ and from nothing else.
+"""Write docs/results.md from the files in results/ and nothing else.
 
     python -m orchard.paper.document results docs/results.md
 
-Each `results/<table>.json` gives a section; a `.md` of the same name beside it is what a person has to say of it.
+Each `results/<table>.json` becomes a section; a `.md` of the same name adds a comment written by hand.
 `results/introduction.md` comes first, `results/not-run.md` last.
 """
 
@@ -28,10 +28,11 @@ def _section(found: Reproduction, folder: Path) -> str:
     shared = found.shared
     made = {name: " and ".join(map(_shortened, values)) for name, values in found.environment.items()}
     commit = f", commit {made['git_commit']}" if any(found.environment["git_commit"]) else ""
+    code = f"code {made['code']}" if "code" in made else f"results version {made['results_version']}"
     how = (
         f"{seeds}; {shared['clients']} clients, {shared['rounds']} rounds of {shared['epochs']} epochs, "
         f"{shared['fraction']:.0%} of the training data; torch {made['torch']}, {made['cpu']}, "
-        f"{made['cores']} cores; code {made['code']}{commit}."
+        f"{made['cores']} cores; {code}{commit}."
     )
     title = f"{found.dataset}, {found.partition}: {TITLES[found.table]}{', tuned' if found.tuned else ''}"
     return "\n\n".join(
@@ -50,7 +51,7 @@ def _section(found: Reproduction, folder: Path) -> str:
 
 
 def _shortened(value: object) -> str:
-    """Return a value as text, and a commit by the beginning of its name."""
+    """Return a value as text; of a commit, only the first ten digits."""
     return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", str(value))
 
 

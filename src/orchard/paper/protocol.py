@@ -1,14 +1,15 @@
 """The paper's protocol: which runs make up a table, and at which scale.
 
-What the paper leaves open, and is chosen here once for all:
+The paper leaves some choices open. They are made here:
 
-- Datasets that the paper does not use take the APPLE parameters of one that it does: MedMNIST's sets in colour those
-  of PathMNIST, the grey ones those of OrganMNIST(axial), all others those of MNIST.
-- The other methods' own parameters are not published: they are Orchard's defaults, which each method's file explains.
-- Learning rate and its decay are published for APPLE only (10^-2; no decay is named). All methods take 10^-2 without
-  decay, unless they are tuned.
-- "APPLE" without more is the one with the proximal term (μ ≠ 0); Table 2 is about μ = 0, as its caption says.
-- The seed of the partition is 42, whatever the seeds of training are.
+- A dataset that the paper does not use takes the APPLE parameters of one that it does: MedMNIST's colour datasets those
+  of PathMNIST, its grey ones those of OrganMNIST (axial), all others those of MNIST.
+- The paper does not publish the other methods' parameters. They are Orchard's defaults; each method's file
+  explains them.
+- The paper gives a learning rate for APPLE only, 10^-2, and no decay. All methods use 10^-2 without decay, unless they
+  are tuned.
+- "apple" is APPLE with the proximal term (μ ≠ 0). Table 2 is about μ = 0, as its caption says.
+- The partition's seed is always 42, also with other training seeds.
 """
 
 import tomllib
@@ -17,12 +18,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from orchard.catalogue import CATALOGUE
-from orchard.errors import Refusal
+from orchard.data.catalogue import CATALOGUE
+from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
-from orchard.grid import Contender
-from orchard.methods import method_settings
-from orchard.settings import nearest
+from orchard.methods.registry import method_settings
+from orchard.runs.grid import Contender
+from orchard.text import nearest
 
 Scale = Literal["smoke", "desk", "paper"]
 Table = Literal["table1", "table2"]
@@ -34,7 +35,7 @@ SCALES: Mapping[Scale, Mapping[str, Any]] = {
     "paper": {},
 }
 EMBEDDED: Mapping[str, Any] = {"fraction": 1.0, "clients": 4, "batch_size": 16}
-"""The embedded digits are too few for twelve clients, for large batches, or for a part of them."""
+"""There are too few embedded digits for twelve clients, large batches or a fraction below 1."""
 
 WITHOUT_PENALTY = "apple (μ = 0)"
 ROWS = ("separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo")
@@ -44,7 +45,7 @@ BUDGETS = (11, 7, 5, 2, 1)
 def base_experiment(dataset: str, partition: SplitName, scale: Scale, **settings: Any) -> Experiment:
     """Return what all runs of a table share."""
     if dataset not in CATALOGUE:
-        raise Refusal(f"dataset = {dataset!r}: no known dataset; {nearest(dataset, list(CATALOGUE))}")
+        raise UserError(f"dataset = {dataset!r}: unknown; {nearest(dataset, list(CATALOGUE))}")
     own = {} if CATALOGUE[dataset].files else EMBEDDED
     paper = {"clients": 12, "rounds": 160, "epochs": 5, "batch_size": 256, "lr": 0.01}
     values = {**paper, **SCALES[scale], **own, "dataset": dataset, "partition": partition, **settings}
@@ -67,13 +68,13 @@ def contenders(table: Table, base: Experiment) -> list[Contender]:
 
 
 def budgets(clients: int) -> dict[int, int | None]:
-    """Return the budgets M of Table 2 that so many clients allow; downloading from all others is no limit."""
+    """Return Table 2's budgets M for so many clients; None means no limit, for M = all other clients."""
     limits = [budget for budget in BUDGETS if budget < clients - 1]
     return {clients - 1: None, **{budget: budget for budget in limits}}
 
 
 def apple_parameters(dataset: str, partition: str) -> dict[str, Any]:
-    """Return the paper's parameters of APPLE for a dataset, or for the one that stands for it."""
+    """Return the paper's parameters of APPLE for a dataset, or those of the dataset that stands in for it."""
     entry = CATALOGUE.get(dataset)
     medical = entry is not None and entry.format == "medmnist"
     stand_in = ("pathmnist" if entry.channels == 3 else "organamnist") if entry and medical else "mnist"
@@ -82,7 +83,7 @@ def apple_parameters(dataset: str, partition: str) -> dict[str, Any]:
 
 
 def published(table: Table, dataset: str, partition: str) -> dict[str, float]:
-    """Return the paper's BMCTA by row, as shares; nothing for a dataset that it does not use."""
+    """Return the paper's BMCTA by row, as shares; empty for a dataset that the paper does not use."""
     cells = _published_tables()[table][partition].get(dataset, {})
     return {label: round(value / 100, 4) for label, value in cells.items()}
 

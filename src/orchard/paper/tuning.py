@@ -1,24 +1,24 @@
-"""Parameters chosen from the paper's grid, on validation accuracy.
+"""Choose parameters from the paper's grid by validation accuracy.
 
-Every method: learning rate × its decay. With the best of these, APPLE: scheduler × μ × L, and FedProx-FT: μ, beside
-what they had. (The paper does not say whether its grid was searched at once; in this order APPLE takes 27 runs instead
-of 162.) Ties go to the first; who fails loses. The runs are kept like any others, so that tuning can be interrupted
-and repeated. FedAvg and its relatives share their runs, and are run apart once more if they choose different rates.
+First, every method tries all pairs of learning rate and decay. Then, with the best pair, APPLE tries all combinations
+of scheduler, μ and L, and FedProx-FT all μ; both also keep the values that they had as a candidate. (The paper does not
+say whether it searched its whole grid; in two steps APPLE takes 27 runs instead of 162.) The first of equal candidates
+wins; a candidate whose run fails is out. The runs are kept like any others, so tuning can be interrupted and repeated.
+FedAvg and its relatives share runs; if they choose different rates, they are run separately once more.
 
-What the paper leaves open, or says in two ways, is chosen so. By which data it chose it does not say. APPLE's η2 has no
-grid in the paper and stays the published one of the dataset; its μ is searched in the published grid, which lacks the
-0.001 of three published cells; FedProx's μ, of which nothing is published, in {0.001, 0.01, 0.1, 1}.
+The paper leaves some choices open. It does not say on which data it chose; here it is the validation data. It has no
+grid for APPLE's η2, which keeps the dataset's published value. Its grid for APPLE's μ is used as published, although
+three published cells use 0.001, which is not in it. It says nothing about FedProx's μ, which is searched in
+{0.001, 0.01, 0.1, 1}.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from orchard.experiment import Experiment
-from orchard.grid import Contender, GridFailed, Measured, Watcher, run_grid
-from orchard.runs import Stop
+from orchard.runs.grid import Contender, Grid, GridFailed, Measured, Watcher, run_grid
+from orchard.runs.loop import Stop
 
 RATES: Mapping[str, Sequence[Any]] = {"lr": (1e-2, 1e-3, 1e-4), "lr_decay": (1.0, 0.9964, 0.9)}
 PARAMETERS: Mapping[str, Mapping[str, Sequence[Any]]] = {
@@ -28,22 +28,21 @@ PARAMETERS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 
 def searched(method: str, parameters: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
-    """Return the grid of a method's own parameters; without its penalty APPLE has none to choose."""
+    """Return the grid of a method's own parameters; it is empty for APPLE with μ = 0."""
     return PARAMETERS.get(method, {}) if parameters.get("mu") else {}
 
 
-def tuned(
-    base: Experiment, rows: Sequence[Contender], seed: int, root: Path, watcher: Watcher, stop: Stop | None
-) -> list[Contender]:
-    """Return the same rows with the parameters that validation chooses, tried with one seed."""
+def tuned(grid: Grid, rows: Sequence[Contender], watcher: Watcher, stop: Stop | None) -> list[Contender]:
+    """Return the same rows with the parameters that do best on validation data, with the first seed."""
+    seed = grid.seeds[0]
 
     def best(candidates: Mapping[str, Sequence[Contender]]) -> dict[str, Contender]:
-        """Return the best of the candidates for each row; all are run as one grid, in which rows may share runs."""
+        """Return the best candidate of each row; all run as one grid, so that rows can share runs."""
         every = [one for these in candidates.values() for one in these]
         failure: GridFailed | None = None
         runs: Mapping[tuple[str, int], Measured]
         try:
-            runs = run_grid(base, every, [seed], root, watcher, stop)
+            runs = run_grid(replace(grid, seeds=[seed]), every, watcher, stop)
         except GridFailed as failed:
             failure, runs = failed, failed.measured
         chosen = {}
@@ -62,14 +61,14 @@ def tuned(
 
 
 def with_rates(row: Contender) -> list[Contender]:
-    """Return a row with every learning rate and decay."""
+    """Return the row once for every pair of learning rate and decay."""
     return [
         replace(row, label=_named(row.label, values), changes={**row.changes, **values}) for values in _product(RATES)
     ]
 
 
 def with_parameters(row: Contender) -> list[Contender]:
-    """Return a row with all other values of its method's own parameters."""
+    """Return the row once for every other combination of its method's own parameters."""
     grid = _product(searched(row.settings.name, row.settings.model_dump()))
     rows = [
         replace(row, label=_named(row.label, values), settings=row.settings.model_copy(update=values))

@@ -1,4 +1,4 @@
-"""A re-measured table for people: its rows, its course over the rounds, and which of the paper's claims hold."""
+"""A reproduced table as text: its rows, the accuracy over the rounds, and which of the paper's claims hold."""
 
 from collections.abc import Mapping
 from statistics import mean
@@ -13,7 +13,7 @@ ROUNDS_SHOWN = (1, 5, 10, 20, 40, 60, 80, 120)
 
 
 def table_rows(found: Reproduction) -> list[list[str]]:
-    """Return the table, headings first; accuracies in %."""
+    """Return the table's rows with accuracies in %, headings first."""
     rows = [["method", "published", "ours", "difference", "last round", "by validation"]]
     for cell in found.cells:
         theirs = "–" if cell.published is None else f"{100 * cell.published:.2f}"
@@ -28,7 +28,7 @@ def table_rows(found: Reproduction) -> list[list[str]]:
 
 
 def course_rows(found: Reproduction) -> list[list[str]]:
-    """Return how the methods got there: mean client test accuracy after some of the rounds, headings first, in %."""
+    """Return the mean client test accuracy after some of the rounds, in %, headings first."""
     last = min(len(run.curve) for cell in found.cells for run in cell.runs)
     after = [number for number in ROUNDS_SHOWN if number < last] + [last]
     rows = [["after rounds", *map(str, after)]]
@@ -45,7 +45,7 @@ def _chosen(cell: Cell) -> str:
 
 
 def claims(found: Reproduction) -> list[str]:
-    """Say which of the paper's claims hold in what was measured, and in what was published."""
+    """Return for each of the paper's claims whether it holds in our results, and in the published ones."""
     answers = _about_methods if found.table == "table1" else _about_budgets
     ours = answers({cell.label: cell.bmcta.mean for cell in found.cells})
     known = {cell.label: cell.published for cell in found.cells if cell.published is not None}
@@ -81,7 +81,7 @@ def _about_budgets(bmcta: Mapping[str, float]) -> dict[str, str]:
 
 
 def _points(difference: float) -> str:
-    """Return a difference in percentage points; nothing is not less than nothing."""
+    """Return a difference in percentage points; +0.00 rather than -0.00."""
     return f"{round(100 * difference, 2) + 0.0:+.2f}"
 
 

@@ -1,1 +1,4 @@
-"""Looking at runs: one page to read in a browser, the same page live, figures for a paper, TensorBoard's events."""
+"""Show runs: as a report page, as a live page, as figures for print, and in TensorBoard.
+
+May import: runs, core, data, and the files at the top.
+"""

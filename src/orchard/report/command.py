@@ -1,4 +1,4 @@
-"""An experiment as the command that repeats it."""
+"""The command that repeats an experiment."""
 
 import shlex
 from typing import Any
@@ -9,11 +9,11 @@ from orchard.experiment import Experiment
 from orchard.settings import Settings
 
 OPTIONS = ("dataset", "partition", "clients", "method", "rounds", "seed")
-"""What a reader looks for, always said, and with options of its own."""
+"""Settings that the command always contains, each as an option of its own."""
 
 
 def command_of(experiment: Experiment) -> str | None:
-    """Return the command, with all that is not a default; None where the data were handed over in Python."""
+    """Return the command with all settings that are not defaults; None if the data were passed in Python."""
     if experiment.dataset == "arrays":
         return None
     groups: dict[str, Settings] = {"partition": experiment.partition, "method": experiment.method}
@@ -30,7 +30,7 @@ def command_of(experiment: Experiment) -> str | None:
 
 
 def _assignments(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
-    """Return a `--set` for every value that is not the default; its text is TOML, as the option reads it."""
+    """Return a `--set` for every value that is not the default, written as TOML."""
     changed = {key: value for key, value in values.items() if value is not None and value != defaults[key]}
     texts = (prefix + tomli_w.dumps({key: value}).strip().replace(" = ", "=", 1) for key, value in changed.items())
     return [word for text in texts for word in ("--set", text)]

@@ -1,4 +1,4 @@
-"""A run for TensorBoard: each client's figures as scalars, the relationships as pictures."""
+"""Write a run for TensorBoard: each client's figures as scalars, the relationships as images."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,10 +7,8 @@ import numpy as np
 from matplotlib import colormaps
 from numpy.typing import NDArray
 
-from orchard.errors import Refusal
-from orchard.folder import RunFolder
-from orchard.results import Result
-from orchard.rounds import Exchange
+from orchard.errors import UserError
+from orchard.runs.result import Result
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -18,31 +16,30 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"
 COLOURS = "RdBu"
 CELL = 16
-"""Pixels of a relationship's side."""
+"""The side of one matrix entry, in pixels."""
 
 
 class EventWriter:
-    """Follows a run and writes what is new in its folder after every exchange."""
+    """Writes a run's rounds as they are completed."""
 
     def __init__(self, run: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             text = "--tensorboard: TensorBoard is not installed; install it with: pip install 'orchard[tensorboard]'"
-            raise Refusal(text) from None
-        self.folder, self.kind = RunFolder(run), SummaryWriter
-        self.writer: SummaryWriter | None = None  # it writes a file at once, and a run begins in an empty folder
+            raise UserError(text) from None
+        self.folder, self.kind = run / FOLDER, SummaryWriter
+        self.writer: SummaryWriter | None = None  # made later: it creates a file, but a run needs an empty folder
         self.written = 0
 
-    def __call__(self, exchange: Exchange) -> None:
-        """Write the rounds that the folder has and the events lack."""
-        result = self.folder.result()
+    def __call__(self, result: Result) -> None:
+        """Write the rounds that are complete and not written yet."""
         if self.writer is None:
-            self.writer = self.kind(str(self.folder.path / FOLDER))
+            self.writer = self.kind(str(self.folder))
             _write_relationships(self.writer, result, 0)
-        for r in range(self.written, len(result.rounds)):
-            _write_round(self.writer, result, r)
-        self.written = len(result.rounds)
+        while self.written < result.complete_rounds():
+            _write_round(self.writer, result, self.written)
+            self.written += 1
         self.writer.flush()
 
     def close(self) -> None:
@@ -52,10 +49,10 @@ class EventWriter:
 
 
 def _write_round(writer: "SummaryWriter", result: Result, r: int) -> None:
-    """Write one round as steps of TensorBoard, which count finished rounds."""
+    """Write one round; its step in TensorBoard is the number of finished rounds."""
     accuracy, loss = result.accuracy()[r], np.array(result.rounds[r].loss, dtype=np.float64)
     for name, values in (("test accuracy", accuracy), ("training loss", loss)):
-        for client, value in zip(result.holdings.clients, values, strict=True):
+        for client, value in zip(result.distribution.clients, values, strict=True):
             if not np.isnan(value):
                 writer.add_scalar(f"{name}/{client}", value, r + 1)
     if not np.isnan(accuracy).any():
@@ -69,6 +66,6 @@ def _write_relationships(writer: "SummaryWriter", result: Result, step: int) -> 
 
 
 def _picture(matrix: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Draw a matrix, −1 to 1 from red over white to blue; the same colours in every round."""
+    """Draw a matrix in fixed colours: −1 is red, 0 is white, 1 is blue."""
     pixels = colormaps[COLOURS]((np.clip(matrix, -1, 1) + 1) / 2, bytes=True)[..., :3]
     return np.kron(pixels, np.ones((CELL, CELL, 1), dtype=np.uint8))

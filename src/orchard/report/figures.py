@@ -1,4 +1,4 @@
-"""The paper's figures for one's own runs: convergence, accuracy by client, relationships, who holds what."""
+"""Draw the paper's figures for the user's runs: convergence, accuracy by client, relationships, data distribution."""
 
 import re
 import warnings
@@ -15,21 +15,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from orchard.errors import Refusal
-from orchard.folder import RunFolder
-from orchard.holdings import draw_holdings, fonts
-from orchard.layout import shortened
-from orchard.report.content import Content, Relationships, Shown, content_of
+from orchard.errors import UserError
+from orchard.report.content import Content, Relationships, RunView, content_of
+from orchard.report.distribution import draw_distribution, fonts
+from orchard.runs.folder import RunFolder
+from orchard.text import shortened
 
 WIDTH = 7.0
-"""Inches between the margins of a page."""
+"""Width of a page between its margins, in inches."""
 PANEL = 2.2
 LEGEND_ROOM = 0.22
-"""Inches of a line of the legend."""
+"""Height of a line of the legend, in inches."""
 BANDS_SHOWN = 3
-"""Of more methods than that, the bands of clients would hide one another."""
+"""With more runs than this, their bands would hide one another."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#7648C0")
-"""Okabe and Ito's, told apart by colour-blind eyes; the dashes and markers help in grey print."""
+"""Okabe and Ito's colours, with violet for yellow: colour-blind people can tell them apart. In grey print, the dashes
+and markers help."""
 ALONE = "#7F7F7F"
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v")
@@ -47,10 +48,10 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "lines.linewidth": 1.2,
     "lines.markersize": 3,
-    "text.parse_math": False,  # a dollar in a name is a dollar
-    "pdf.fonttype": 42,  # text that publishers' tools can read
+    "text.parse_math": False,  # so that a $ in a name is printed
+    "pdf.fonttype": 42,  # text stays text, as publishers ask
     "svg.fonttype": "none",
-    "svg.hashsalt": "orchard",  # the same figure is the same file
+    "svg.hashsalt": "orchard",  # equal figures give equal files
 }
 
 
@@ -62,16 +63,16 @@ def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
         with _drawing():
             files = [_save(figure, folder / f"{name}.{kind}") for name, figure in _figures(content)]
     except OSError as error:
-        raise Refusal(f"{folder}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     data = folder / f"data.{kind}"
-    draw_holdings(content.holdings, content.title, data)
+    draw_distribution(content.distribution, content.title, data)
     return [*files, data]
 
 
 @contextmanager
 def _drawing() -> Iterator[None]:
     with rc_context({**STYLE, "font.family": fonts()}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # it is drawn as a box, and seen
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # a box in the figure shows it
         yield
 
 
@@ -88,19 +89,19 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
 
 
 def _save(figure: Figure, file: Path) -> Path:
-    # Without the date, so that the same figure is the same file.
+    # No date, so that equal figures give equal files.
     dateless: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     figure.savefig(file, dpi=300, metadata=dateless.get(file.suffix))
     return file
 
 
-def _styles(runs: Sequence[Shown]) -> list[dict[str, Any]]:
+def _styles(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     looks = _looks(len(runs))
     return [{"color": ALONE, "linestyle": ":"} if r.method == "separate" else next(looks) for r in runs]
 
 
 def _looks(count: int) -> Iterator[dict[str, Any]]:
-    """Yield colours, dashes and markers that are told apart together."""
+    """Yield combinations of colour, dashes and marker that can be told apart."""
     for k, colour in enumerate(islice(cycle(COLOURS), count)):
         yield {"color": colour, "linestyle": DASHES[(k + k // 8) % 4], "marker": MARKERS[k % 5]}
 
@@ -126,7 +127,7 @@ def _convergence(content: Content) -> Figure:
 
 def _clients(content: Content) -> Figure:
     """Draw each client's test accuracy as bars, method by method, as the paper does."""
-    names, runs = content.holdings.clients, content.runs
+    names, runs = content.distribution.clients, content.runs
     width = max(WIDTH, 0.07 * len(names) * len(runs))
     figure = Figure(figsize=(width, PANEL + 0.3), layout="constrained")
     axes = figure.subplots()
@@ -145,9 +146,9 @@ def _clients(content: Content) -> Figure:
 
 
 def _relationships(content: Content, relationships: Relationships) -> Figure:
-    """Draw the self-relationships, and what each client takes from every other, against rounds."""
+    """Draw relationships against rounds: each client's to itself in one panel, then a panel for each client."""
     rounds, matrices = relationships.rounds, np.array(relationships.matrices)
-    names = content.holdings.clients
+    names = content.distribution.clients
     columns = min(4, len(names) + 1)
     rows = ceil((len(names) + 1) / columns)
     size = (max(WIDTH * columns / 4, 3.4), 1.35 * rows + 0.5)
@@ -162,7 +163,7 @@ def _relationships(content: Content, relationships: Relationships) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     for axes in panels[len(views) :]:
         axes.set_visible(False)
-    for axes in panels[len(views) - columns : len(views)]:  # the lowest of each column
+    for axes in panels[len(views) - columns : len(views)]:  # the lowest panel of each column
         axes.tick_params(labelbottom=True)
     figure.supxlabel("round", fontsize=8)
     return _with_legend(figure, panels[0])
@@ -176,7 +177,7 @@ def _name(axes: Axes, x: str, y: str) -> None:
 
 
 def _with_legend(figure: Figure, axes: Axes) -> Figure:
-    """Put one legend for all panels above them, and make the figure higher by what it takes."""
+    """Add one legend above all panels, and increase the figure's height to fit it."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [shortened(label, 30) for label in labels]
     width, height = figure.get_size_inches()

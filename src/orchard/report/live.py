@@ -1,4 +1,4 @@
-"""The page while a run goes on: served to browsers on this machine alone, at an address that cannot be guessed."""
+"""The live page of a run: served only to this machine, at an address that cannot be guessed."""
 
 import json
 import secrets
@@ -14,18 +14,18 @@ from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from orchard.errors import Refusal
-from orchard.folder import RunFolder
-from orchard.layout import readable
+from orchard.errors import UserError
 from orchard.report.content import content_of
 from orchard.report.page import page, page_data
+from orchard.runs.folder import RunFolder
+from orchard.text import readable
 
 LOOPBACK = "127.0.0.1"
 CHANGING = ("federation.json", "metrics.jsonl", "summary.json")
 WATCHED_WITHIN = 5.0
-"""A page that has asked within so many seconds is still open."""
+"""A page counts as open if it asked for data within so many seconds."""
 LAST_LOOK = 3.0
-"""Seconds in which such a page may fetch how a run ended, before its server goes."""
+"""Seconds that the server waits for open pages to fetch the end of a run."""
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -38,20 +38,20 @@ class LiveServer(ThreadingHTTPServer):
         self.delivered, self.last_asked = "", float("-inf")
 
     def server_bind(self) -> None:
-        """Take a free port; the machine's name, which may take long to look up, is of no use here."""
+        """Bind to a free port, without looking up the machine's name, which can take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a browser that has gone away must not disturb what the run prints."""
+        """Print nothing: a browser that has gone away must not disturb the run's output."""
 
     @property
     def address(self) -> str:
-        """Return where the page is."""
+        """Return the page's address."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.key}/"
 
     def version(self) -> str:
-        """Return what changes whenever there is something new to show."""
+        """Return a text that changes whenever there is something new to show."""
         marks: list[str] = [self.folder.state()]
         for name in CHANGING:
             with suppress(OSError):
@@ -60,17 +60,17 @@ class LiveServer(ThreadingHTTPServer):
         return " ".join(marks)
 
     def data(self) -> dict[str, Any]:
-        """Return all that the page shows now."""
+        """Return everything that the page shows now."""
         version = self.version()
         try:
             return {**page_data(content_of([self.folder], live=True)), "version": version}
-        except Refusal as refusal:
+        except UserError as error:
             begun = (self.folder.path / "federation.json").exists()
-            waiting = str(refusal) if begun else "The run is about to begin."
+            waiting = str(error) if begun else "The run is about to begin."
             return {"title": readable(self.folder.path.name), "waiting": waiting, "version": version}
 
     def let_pages_catch_up(self) -> None:
-        """Wait a little for an open page to fetch how the run ended."""
+        """Wait a little for an open page to fetch the end of the run."""
         until = time.monotonic() + LAST_LOOK
         while time.monotonic() < until and self.delivered != self.version():
             if time.monotonic() - self.last_asked > WATCHED_WITHIN:
@@ -79,15 +79,15 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class LiveHandler(BaseHTTPRequestHandler):
-    """Answers a browser."""
+    """Answers a browser's requests."""
 
     server: LiveServer
 
     def do_GET(self) -> None:
-        """Send the page, its data, or nothing where the page has the newest."""
+        """Send the page or its data; no data if the page already has the newest."""
         port, url = self.server.server_port, urlsplit(self.path)
         if self.headers.get("Host") not in (f"{LOOPBACK}:{port}", f"localhost:{port}"):
-            return self.send_error(403)  # another site's page that has had its name point here
+            return self.send_error(403)  # DNS rebinding: another site's name points here
         if url.path == f"/{self.server.key}/":
             return self._send("text/html; charset=utf-8", page(self.server.data()))
         if url.path != f"/{self.server.key}/data":
@@ -114,7 +114,7 @@ class LiveHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing: standard error is the run's."""
+        """Print nothing: standard error belongs to the run."""
 
 
 @contextmanager
@@ -131,12 +131,12 @@ def live_page(run: Path) -> Iterator[str]:
 
 @contextmanager
 def shown_live(run: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Show a run that is about to begin in a browser; where that cannot be done, it goes on without."""
+    """Show a run in a browser while it goes on; if the page cannot be served, say so and go on without it."""
     with ExitStack() as stack:
         try:
             address = stack.enter_context(live_page(run))
         except OSError as error:
-            say(f"no live page can be served here: {error.strerror}")
+            say(f"cannot serve the live page: {error.strerror}; the run goes on without it")
         else:
             say(f"live at {address}")
             open_browser(address)
@@ -144,7 +144,7 @@ def shown_live(run: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def open_browser(address: str) -> None:
-    """Open a browser if there is one; in a process of its own, so that it cannot hold up or write over anything."""
+    """Open a browser, if there is one, in its own process, so that it cannot delay the run or disturb its output."""
     command = [sys.executable, "-m", "webbrowser", "-t", address]
     nowhere = subprocess.DEVNULL
     with suppress(OSError):

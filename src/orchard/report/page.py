@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which needs no network and asks for none."""
+"""The report page: one HTML file that contains everything and uses no network."""
 
 import json
 from base64 import b64encode
@@ -12,37 +12,37 @@ from string import Template
 from typing import Any
 
 from orchard import __version__
-from orchard.errors import Refusal
-from orchard.folder import RunFolder
+from orchard.errors import UserError
 from orchard.report.content import Content, content_of
 from orchard.report.story import overview, story
+from orchard.runs.folder import RunFolder
 
 SCRIPTS = ("charts.js", "matrices.js", "report.js", "helping.js", "controls.js")
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Write the page that shows these runs."""
+    """Write the page of these runs."""
     text = page(page_data(content_of([RunFolder(run) for run in runs])))
     try:
         output.write_text(text, "utf-8")
     except OSError as error:
-        raise Refusal(f"{output}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
 
 
 def page_data(content: Content) -> dict[str, Any]:
-    """Return all that the page shows, as JSON can hold it."""
+    """Return everything that the page shows, as values for JSON."""
     return {
         "title": content.title,
-        "clients": content.holdings.clients,
-        "classes": content.holdings.classes,
-        "counts": content.holdings.totals().tolist(),
+        "clients": content.distribution.clients,
+        "classes": content.distribution.classes,
+        "counts": content.distribution.totals().tolist(),
         "overview": overview(content),
         "runs": [{**asdict(run), "story": story(content, run)} for run in content.runs],
     }
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Return the page that shows these data; where they have a `version`, it asks its server for newer ones."""
+    """Return the page of these data; if they have a `version`, the page asks its server for newer ones."""
     style, script = _asset("report.css"), "\n".join(map(_asset, SCRIPTS))
     return Template(_asset("template.html")).substitute(
         title=escape(f"Orchard: {data['title']}"),
@@ -55,13 +55,13 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def as_script(data: object) -> str:
-    """Return JSON that can stand in a script element: no name or value can end it."""
+    """Return JSON for a script element, escaped so that no name or value can end the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _policy(style: str, script: str) -> str:
-    """Allow this very style and script and nothing else: the browser itself sees to it that nothing is loaded."""
+    """Return the content security policy: the browser allows only this style and script, and loads nothing else."""
     sources = {"style-src": _hash(style), "script-src": _hash(script), "connect-src": "'self'", "img-src": "data:"}
     return "; ".join(["default-src 'none'", *(f"{kind} {source}" for kind, source in sources.items())])
 

@@ -1,13 +1,13 @@
-"""What runs gave, in sentences for people who do not train networks."""
+"""The results of runs, in sentences for people who do not train networks."""
 
-from orchard.report.content import Content, Shown
+from orchard.report.content import Content, RunView
 
 SEVERAL = 3
-"""Clients named one by one; of more only the number is told."""
+"""Up to so many clients are named one by one; otherwise they are counted."""
 
 
 def overview(content: Content) -> list[str]:
-    """Say of several methods which does best."""
+    """Return which of several runs does best, as a sentence; nothing for a single run."""
     measured = [run for run in content.runs if run.best]
     if len(measured) < 2:
         return []
@@ -15,8 +15,8 @@ def overview(content: Content) -> list[str]:
     return [f"Of the {len(content.runs)} ways of training compared here, {best.label} does best."]
 
 
-def story(content: Content, run: Shown) -> list[str]:
-    """Tell one run."""
+def story(content: Content, run: RunView) -> list[str]:
+    """Return sentences about one run."""
     sentences = [_what_happened(content, run)]
     if not run.best:
         return [*sentences, "There are no figures yet: the first come when the second round has ended."]
@@ -28,9 +28,9 @@ def story(content: Content, run: Shown) -> list[str]:
     return sentences
 
 
-def _what_happened(content: Content, run: Shown) -> str:
-    clients, done = len(content.holdings.clients), len(run.accuracy)
-    samples = int(content.holdings.totals().sum())
+def _what_happened(content: Content, run: RunView) -> str:
+    clients, done = len(content.distribution.clients), len(run.accuracy)
+    samples = int(content.distribution.totals().sum())
     who = f"{clients} client{'s' if clients > 1 else ''} with {samples:,} samples between them"
     how = "alone" if run.method == "separate" else f"together by {run.label}"
     if run.state == "running":
@@ -40,12 +40,12 @@ def _what_happened(content: Content, run: Shown) -> str:
     return f"{who} trained {how}; the run {_stopped(run)} after {done} of {run.planned} rounds."
 
 
-def _stopped(run: Shown) -> str:
+def _stopped(run: RunView) -> str:
     return "failed" if run.state == "failed" else "was interrupted"
 
 
-def _gains(content: Content, run: Shown) -> list[str]:
-    names = content.holdings.clients
+def _gains(content: Content, run: RunView) -> list[str]:
+    names = content.distribution.clients
     gains = {i: gain for i, gain in enumerate(run.gains or []) if gain is not None}
     if not gains:
         return []
@@ -66,8 +66,8 @@ def _gains(content: Content, run: Shown) -> list[str]:
     return sentences
 
 
-def _extremes(content: Content, run: Shown) -> str:
-    names = content.holdings.clients
+def _extremes(content: Content, run: RunView) -> str:
+    names = content.distribution.clients
     known = {i: value for i, value in enumerate(run.clients) if value is not None}
     low, high = min(known, key=lambda i: known[i]), max(known, key=lambda i: known[i])
     helped = f", helped most by {run.helpers[low]}" if run.helpers[low] else ""

@@ -1,1 +1,1 @@
-"""Clients as sites on separate machines: messages of plain values and bytes, and what each side refuses."""
+"""Clients as sites on separate machines: messages of plain values and bytes, and the checks on each side."""

@@ -1,122 +1,187 @@
 """The server's side: an engine whose clients are sites, each reached by one message at a time."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from orchard.contract import Answer, Enrolment, Failure, Federation, Notes, Reply
+from orchard import __version__
+from orchard.core.contract import ClientUpdate, Diagnostics, Download, Failure, Server
+from orchard.core.federation import Federation
+from orchard.core.vector import Model
+from orchard.data.clients import DataDistribution
+from orchard.engines.engine import Selections
 from orchard.engines.flare.messages import (
+    DATA_PARTS,
     Bounds,
+    Enrolment,
     Message,
-    Refused,
+    MessageRejected,
     category,
-    pack_reply,
-    unpack_answer,
+    pack_download,
     unpack_enrolment,
+    unpack_update,
+    version_of,
 )
+from orchard.engines.memory import return_freed_memory
 from orchard.errors import RunFailed
-from orchard.plan import Plan
 
 Carry = Callable[[Mapping[str, Message]], Mapping[str, Message | str]]
-"""Takes a message to each of some sites and brings back theirs, or a word on why there is none."""
+"""Sends messages to sites; returns each site's answer, or the reason why there is none."""
 
-Counts = dict[str, list[int]]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Invitation:
+    """What sites are told at enrolment, and the limits that the server enforces."""
+
+    plan: str
+    """As the coordinator signed it."""
+    sites: Sequence[str]
+    classes: Sequence[str]
+    min_sites: int
+    norm_bound: float
+
+
 class FlareEngine:
-    """Carries the messages of a federation whose clients are the sites of a plan, some of which may be absent."""
+    """Carries the messages of a federation whose clients are sites, some of which may be absent."""
 
-    def __init__(self, plan: Plan, present: Iterable[str], carry: Carry) -> None:
-        self.plan, self.carry = plan, carry
-        self.present = [site for site in plan.sites if site in set(present)]
-        self.reasons = {site: "absent" for site in plan.sites if site not in self.present}
-        """Why sites do not take part."""
-        self.enrolled: dict[str, tuple[Enrolment, Counts]] = {}
+    def __init__(self, invitation: Invitation, present: Iterable[str], carry: Carry) -> None:
+        self.invitation, self.carry = invitation, carry
+        self.sites = list(invitation.sites)
+        self.present = [site for site in self.sites if site in set(present)]
+        self.reasons = {site: "absent" for site in self.sites if site not in self.present}
+        """Why sites do not take part, by site."""
+        self.enrolled: dict[str, Enrolment] = {}
+        self.quorum = invitation.min_sites
 
-    def enrol(self) -> Sequence[Enrolment]:
-        """Ask every site what it brings; before the first round nobody may be missing."""
-        self.call_up()
-        self.refuse_fewer_than(len(self.plan.sites))
-        return [self.enrolled[site][0] for site in self.plan.sites]
+    def enrol(self) -> DataDistribution:
+        """Ask every site for its samples by class; before the first round all sites must answer."""
+        self._enrol_present()
+        self._need(len(self.sites))
+        shapes = {enrolment.shape for enrolment in self.enrolled.values()}
+        if len(shapes) > 1:
+            raise RunFailed(f"sites differ in the shape of samples: {sorted(shapes)}")
+        counts = {part: [self.enrolled[site].counts[part] for site in self.sites] for part in DATA_PARTS}
+        return DataDistribution(self.sites, list(self.invitation.classes), list(shapes.pop()), None, counts)
 
-    def call_up(self) -> None:
-        """Tell the sites that are there what is planned; keep what they say of themselves."""
-        told = {"what": "enrol", "plan": self.plan.to_json()}
-        self.enrolled = self._told(told, lambda answer: unpack_enrolment(answer, len(self.plan.agreement.classes)))
+    def _enrol_present(self) -> None:
+        """Send the plan to the sites that are present; keep their enrolments."""
+        message = {"what": "enrol", "plan": self.invitation.plan, "orchard": __version__}
+        self.enrolled = self._tell(message, self._enrolment)
 
-    def start(self, federation: Federation) -> dict[int, tuple[int, ...]]:
-        """Tell every site what the federation is; return what each wants in the first round."""
-        self.bounds = Bounds.of(federation, self.plan.agreement.norm_bound)
-        told = {"what": "start", "samples": list(federation.samples), "shape": list(federation.shape)}
-        answers = self._told(told, lambda answer: unpack_answer(answer, 0, federation.clients, self.bounds))
-        return {self.plan.sites.index(site): answer.wants for site, answer in answers.items()}
+    def _enrolment(self, answer: Message) -> Enrolment:
+        if version_of(answer) != __version__:
+            raise MessageRejected(_mismatch(answer))
+        return unpack_enrolment(answer, len(self.invitation.classes))
 
-    def _told(self, message: Message, unpack: Callable[[Message], T]) -> dict[str, T]:
-        """Tell all who are there the same; who does not answer well does not take part."""
+    def start(self, federation: Federation) -> Selections:
+        """Tell every site about the federation; return what each selects for the first round.
+
+        A resumed run has not enrolled its sites yet, and needs only `quorum` of them.
+        """
+        needed = len(self.sites) if self.enrolled else self.quorum
+        if not self.enrolled:
+            self._enrol_present()
+        self.bounds = Bounds.of(federation, self.invitation.norm_bound)
+        self.rounds = federation.experiment.rounds
+        message = {"what": "start", "samples": list(federation.samples), "shape": list(federation.shape)}
+        updates = self._tell(message, lambda answer: unpack_update(answer, 0, self.bounds, trained=False))
+        self._need(needed)
+        return {self.sites.index(site): update.selected for site, update in updates.items()}
+
+    def prepare(self, server: Server, selected: Selections) -> None:
+        """Free the memory of the last round's messages, which are large and in reference cycles."""
+        gc.collect()
+        return_freed_memory()
+
+    def exchange(self, downloads: dict[int, Download]) -> dict[int, ClientUpdate | Failure]:
+        """Send each site its download; a site without a valid answer fails this round, the others continue."""
+        rounds = {i: download.round for i, download in downloads.items()}
+        requests = self._requests(downloads)
+        downloads.clear()
+        answers = self._ask(requests)
+        # Each message is dropped once it is unpacked: messages and vectors of all sites would take twice the memory.
+        return {i: self._update(self.sites[i], round, answers.pop(self.sites[i], None)) for i, round in rounds.items()}
+
+    def diagnostics(self) -> Sequence[Diagnostics]:
+        """Return nothing: sites keep their private figures."""
+        return []
+
+    def models(self) -> Iterator[Model]:
+        """Yield nothing: sites keep their models."""
+        return iter(())
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return nothing: sites have records of their own."""
+        return []
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Do nothing: sites restore themselves."""
+
+    # --- Messages ---
+
+    def _tell(self, message: Message, unpack: Callable[[Message], T]) -> dict[str, T]:
+        """Send the same message to all present sites; those without a valid answer do not take part."""
         found: dict[str, T] = {}
         for site, answer in self._ask(dict.fromkeys(self.present, message)).items():
             try:
-                if isinstance(answer, Refused):
+                if isinstance(answer, MessageRejected):
                     raise answer
                 found[site] = _unpacked(answer, unpack)
-            except Refused as refused:
-                self.reasons[site] = str(refused)
+            except MessageRejected as rejected:
+                self.reasons[site] = str(rejected)
         self.present = [site for site in self.present if site in found]
         return found
 
-    def refuse_fewer_than(self, sites: int) -> None:
-        """Stop where too few take part, and say why those do not."""
+    def _need(self, sites: int) -> None:
+        """Raise if too few sites take part, with the reasons why the others do not."""
         if len(self.present) < sites:
             reasons = ", ".join(f"{site} ({reason})" for site, reason in self.reasons.items())
             raise RunFailed(f"{len(self.present)} sites take part, {sites} are needed; not there: {reasons}")
 
-    def exchange(self, replies: Mapping[int, Reply]) -> dict[int, Answer | Failure]:
-        """Send each site its reply; a site without a good answer has failed this round, and the others go on."""
-        answers = self._ask(self._requests(replies))
-        sites = {i: self.plan.sites[i] for i in replies}
-        # A message goes as its vector comes: both of all sites would be twice the memory.
-        return {i: self._answer(site, replies[i].round, answers.pop(site, None)) for i, site in sites.items()}
-
-    def _requests(self, replies: Mapping[int, Reply]) -> dict[str, Message]:
+    def _requests(self, downloads: Mapping[int, Download]) -> dict[str, Message]:
         contents: dict[int, bytes] = {}
-        present = {self.plan.sites[i]: reply for i, reply in replies.items() if self.plan.sites[i] in self.present}
-        return {site: {"what": "turn", **pack_reply(reply, contents)} for site, reply in present.items()}
+        present = {self.sites[i]: download for i, download in downloads.items() if self.sites[i] in self.present}
+        return {site: {"what": "round", **pack_download(download, contents)} for site, download in present.items()}
 
-    def _answer(self, site: str, round: int, answer: "Message | Refused | None") -> Answer | Failure:
-        place = f"{site}, round {round}"
+    def _update(self, site: str, round: int, answer: Message | MessageRejected | None) -> ClientUpdate | Failure:
         if answer is None:
-            return Failure(f"{place}: {self.reasons[site]}")
-        if isinstance(answer, Refused):
-            return Failure(f"{place}: {answer}")
+            return Failure(site, round, self.reasons[site])
+        if isinstance(answer, MessageRejected):
+            return Failure(site, round, str(answer))
         try:
-            return _unpacked(answer, lambda answer: unpack_answer(answer, round, len(self.plan.sites), self.bounds))
-        except Refused as refused:
-            return Failure(f"{place}: refused: {refused}")
+            trained = round < self.rounds
+            return _unpacked(answer, lambda answer: unpack_update(answer, round, self.bounds, trained=trained))
+        except MessageRejected as rejected:
+            return Failure(site, round, f"rejected: {rejected}")
 
-    def notes(self) -> Sequence[Notes]:
-        """Sites keep their private figures."""
-        return []
-
-    def _ask(self, requests: Mapping[str, Message]) -> dict[str, "Message | Refused"]:
-        """Carry requests; an answer in another's name counts for nothing."""
-        found: dict[str, Message | Refused] = {}
+    def _ask(self, requests: Mapping[str, Message]) -> dict[str, Message | MessageRejected]:
+        """Send requests and return the answers; reject an answer in another site's name."""
+        found: dict[str, Message | MessageRejected] = {}
         for site, answer in self.carry(requests).items():
             if isinstance(answer, str):
-                found[site] = Refused(answer)
+                found[site] = MessageRejected(answer)
             elif not isinstance(answer, Mapping) or not isinstance(answer.get("site"), str) or answer["site"] != site:
-                found[site] = Refused("refused: wrong sender")
+                found[site] = MessageRejected("rejected: wrong sender")
             elif "failure" in answer:
-                found[site] = Refused(category(answer["failure"]))
+                other = "orchard" in answer and version_of(answer) != __version__
+                found[site] = MessageRejected(_mismatch(answer) if other else category(answer["failure"]))
             else:
                 found[site] = answer
         return found
 
 
+def _mismatch(answer: Message) -> str:
+    return f"runs Orchard {version_of(answer)}, the server {__version__}: install the same everywhere"
+
+
 def _unpacked(answer: Message, unpack: Callable[[Message], T]) -> T:
-    """Check and return an answer; whatever a site puts into it, it harms that site's answer alone."""
+    """Check and return an answer; any error in it rejects only this site's answer."""
     try:
         return unpack(answer)
-    except Refused:
+    except MessageRejected:
         raise
     except Exception as error:
-        raise Refused("malformed") from error
+        raise MessageRejected("malformed") from error

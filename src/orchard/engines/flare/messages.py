@@ -1,8 +1,7 @@
-"""What travels between a server and its sites, and what each side refuses of the other's.
+"""Messages between a server and its sites, and the checks on each side.
 
-A message is a dictionary of plain values and bytes, so that nothing which arrives is ever more than data. A model is
-one flat vector of float32, little-endian. Whatever is not as agreed is refused with a category: a short word that
-can carry no data.
+A message is a dictionary of plain values and bytes: data, never code. A vector is float32, little-endian, under a
+name that the method declares. An invalid message is rejected with a category: a short phrase that cannot carry data.
 """
 
 import math
@@ -15,168 +14,195 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchard.contract import Answer, Enrolment, Federation, Reply, Upload
-from orchard.measures import Measures
-from orchard.training import Scores
+from orchard import __version__
+from orchard.core.contract import ClientUpdate, Download
+from orchard.core.evaluation import Scores
+from orchard.core.federation import Federation
+from orchard.core.measures import Measures
+from orchard.method import Traffic
 
 Message = Mapping[str, Any]
 
 WIRE = np.dtype("<f4")
 CATEGORY = re.compile(r"[a-z][a-z -]{0,39}")
+VERSION = re.compile(r"[0-9A-Za-z.+-]{1,32}")
 LARGEST_COUNT = 2**40
 DATA_PARTS = ("train", "validation", "test")
-FIGURES = ("trained", "exchanged", "tuned")
+FIGURES = ("after_training", "after_aggregation", "after_finetuning")
 
 
-class Refused(Exception):
-    """A message that is not as agreed; its only word is a category."""
+class MessageRejected(Exception):
+    """A message is invalid; the exception's text is a category."""
 
 
 def category(text: object) -> str:
-    """Return a category as the other side named it, if it is one."""
+    """Return the category that the other side sent, or "unknown" if it is not one."""
     return text if isinstance(text, str) and CATEGORY.fullmatch(text) else "unknown"
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a vector that arrives must be."""
+    """What received vectors must be: declared by the method, finite, and not too large."""
 
-    length: int
+    traffic: Traffic
     norm: float
 
     @classmethod
     def of(cls, federation: Federation, factor: float) -> Self:
-        """Measure in initial core models, which all parties can build."""
+        """Bound norms by `factor` times that of an initial core model, which all parties can build."""
         core = federation.initial_core(0)
         if core.dtype != torch.float32:
-            raise Refused("model not float32")
-        return cls(core.numel(), factor * float(torch.linalg.vector_norm(core, dtype=torch.float64)))
+            raise MessageRejected("model not float32")
+        return cls(federation.traffic, factor * float(torch.linalg.vector_norm(core, dtype=torch.float64)))
 
-    def vector(self, content: object) -> Tensor:
-        """Return a vector that arrived, in memory of its own that PyTorch has aligned."""
+    def vectors(self, pairs: object, declared: Mapping[str, int]) -> dict[str, Tensor]:
+        """Check and return received vectors by name, each in memory that PyTorch has allocated and aligned."""
+        if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
+            raise MessageRejected("malformed")
+        names = [name_of(pair[0], declared) for pair in pairs]
+        if len(set(names)) < len(names):
+            raise MessageRejected("malformed")
+        return {name: self._vector(pair[1], declared[name]) for name, pair in zip(names, pairs, strict=True)}
+
+    def _vector(self, content: object, length: int) -> Tensor:
         if not isinstance(content, bytes):
-            raise Refused("not bytes")
-        if len(content) != self.length * WIRE.itemsize:
-            raise Refused("wrong length")
-        vector = torch.empty(self.length)
+            raise MessageRejected("not bytes")
+        if len(content) != length * WIRE.itemsize:
+            raise MessageRejected("wrong length")
+        vector = torch.empty(length)
         vector.numpy()[:] = np.frombuffer(content, WIRE)
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         if not math.isfinite(norm):
-            raise Refused("not finite")
+            raise MessageRejected("not finite")
         if norm > self.norm:
-            raise Refused("norm too large")
+            raise MessageRejected("norm too large")
         return vector
 
 
 def packed(vector: Tensor) -> bytes:
-    """Return a vector as it travels."""
+    """Return a vector as bytes."""
     return vector.detach().cpu().contiguous().numpy().astype(WIRE, copy=False).tobytes()
 
 
 # --- Server to site ---
 
 
-def pack_reply(reply: Reply, contents: dict[int, bytes]) -> Message:
-    """Return a reply as a message; `contents` keeps what was packed for others, by the tensor's id."""
-    for vector in reply.models.values():
+def pack_download(download: Download, contents: dict[int, bytes]) -> Message:
+    """Return a download as a message; `contents` caches packed vectors by the tensor's id."""
+    for vector in download.vectors.values():
         if id(vector) not in contents:
             contents[id(vector)] = packed(vector)
-    return {"round": reply.round, "models": [[i, contents[id(vector)]] for i, vector in reply.models.items()]}
+    vectors = [[name, contents[id(vector)]] for name, vector in download.vectors.items()]
+    return {"round": download.round, "vectors": vectors}
 
 
-def unpack_reply(message: Message, clients: int, rounds: int, bounds: Bounds) -> Reply:
-    """Check and return a reply that arrived."""
-    models = message.get("models")
-    if not isinstance(models, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in models):
-        raise Refused("malformed")
-    indices = [_index(pair[0], clients) for pair in models]
-    if len(set(indices)) < len(indices):
-        raise Refused("malformed")
+def unpack_download(message: Message, rounds: int, bounds: Bounds) -> Download:
+    """Check and return a received download."""
     round = _count(message.get("round"), rounds)
-    return Reply(round, {i: bounds.vector(pair[1]) for i, pair in zip(indices, models, strict=True)})
+    return Download(round, bounds.vectors(message.get("vectors"), bounds.traffic.down))
 
 
 # --- Site to server ---
 
 
-def pack_answer(answer: Answer, round: int) -> Message:
-    """Return an answer as a message."""
-    figures = {name: getattr(answer, name) for name in FIGURES}
+def pack_update(update: ClientUpdate, round: int) -> Message:
+    """Return an update as a message."""
+    figures = {name: getattr(update, name) for name in FIGURES}
     return {
         "round": round,
-        "upload": None if answer.upload is None else packed(answer.upload.vector),
-        "wants": list(answer.wants),
-        "loss": answer.loss,
-        **{name: scores and [list(scores.validation), list(scores.test)] for name, scores in figures.items()},
+        "upload": [[name, packed(vector)] for name, vector in update.upload.items()],
+        "selected": list(update.selected),
+        "loss": update.loss,
+        **{name: scores and scores.as_lists() for name, scores in figures.items()},
     }
 
 
-def unpack_answer(message: Message, round: int, clients: int, bounds: Bounds) -> Answer:
-    """Check and return the answer to the reply of a round."""
+def unpack_update(message: Message, round: int, bounds: Bounds, *, trained: bool) -> ClientUpdate:
+    """Check and return the update of a round; without training it has no upload."""
     answered = message.get("round")
     if not isinstance(answered, int) or answered != round:
-        raise Refused("wrong round")
-    wants = message.get("wants")
-    if not isinstance(wants, list | tuple) or len(wants) > clients:
-        raise Refused("malformed")
-    upload, loss = message.get("upload"), message.get("loss")
-    return Answer(
-        upload=None if upload is None else Upload(round, bounds.vector(upload)),
-        wants=tuple(_index(want, clients) for want in wants),
+        raise MessageRejected("wrong round")
+    selected = message.get("selected")
+    if not isinstance(selected, list | tuple) or len(selected) > len(bounds.traffic.down):
+        raise MessageRejected("malformed")
+    expected = bounds.traffic.up if trained else {}
+    loss, upload = message.get("loss"), bounds.vectors(message.get("upload"), expected)
+    if upload.keys() != expected.keys():
+        raise MessageRejected("incomplete upload")
+    return ClientUpdate(
+        upload=upload,
+        selected=tuple(name_of(name, bounds.traffic.down) for name in selected),
         loss=None if loss is None else _number(loss, math.inf),
         **{name: _scores(message.get(name)) for name in FIGURES},
     )
 
 
-def pack_enrolment(enrolment: Enrolment, counts: Mapping[str, list[int]]) -> Message:
-    """Return what a site says of itself: the shape of its samples, and how many it has of each class."""
-    return {"samples": enrolment.samples, "shape": list(enrolment.shape), "counts": dict(counts)}
+@dataclass(frozen=True)
+class Enrolment:
+    """What a site reports before the first round: the shape of its samples, and how many of each class."""
+
+    shape: tuple[int, ...]
+    counts: Mapping[str, list[int]]
+    """By part: train, validation, test."""
 
 
-def unpack_enrolment(message: Message, classes: int) -> tuple[Enrolment, dict[str, list[int]]]:
-    """Check and return what a site says of itself."""
+def pack_enrolment(enrolment: Enrolment) -> Message:
+    """Return an enrolment as a message."""
+    return {"orchard": __version__, "shape": list(enrolment.shape), "counts": dict(enrolment.counts)}
+
+
+def unpack_enrolment(message: Message, classes: int) -> Enrolment:
+    """Check and return a received enrolment."""
     shape, counts = message.get("shape"), message.get("counts")
     if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= 8 or not isinstance(counts, Mapping):
-        raise Refused("malformed")
-    rows = {part: counts.get(part) for part in DATA_PARTS}
+        raise MessageRejected("malformed")
     checked: dict[str, list[int]] = {}
-    for part, row in rows.items():
+    for part in DATA_PARTS:
+        row = counts.get(part)
         if not isinstance(row, list | tuple) or len(row) != classes:
-            raise Refused("wrong classes")
+            raise MessageRejected("wrong classes")
         checked[part] = [_count(n, LARGEST_COUNT) for n in row]
-    samples = _count(message.get("samples"), LARGEST_COUNT)
-    if samples != sum(checked["train"]) or samples == 0:
-        raise Refused("malformed")
-    return Enrolment(samples, tuple(_count(n, LARGEST_COUNT) for n in shape), classes), checked
+    if not sum(checked["train"]):
+        raise MessageRejected("malformed")
+    return Enrolment(tuple(_count(n, LARGEST_COUNT) for n in shape), checked)
+
+
+def version_of(message: Message) -> str:
+    """Return the version of Orchard that a party reports."""
+    version = message.get("orchard")
+    return version if isinstance(version, str) and VERSION.fullmatch(version) else "of unknown version"
 
 
 def _scores(value: object) -> Scores | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise Refused("malformed")
+        raise MessageRejected("malformed")
     return Scores(_measures(value[0]), _measures(value[1]))
 
 
 def _measures(value: object) -> Measures:
     if not isinstance(value, list | tuple) or len(value) != len(Measures._fields) or value[0] is None:
-        raise Refused("malformed")
+        raise MessageRejected("malformed")
     return Measures(*(None if figure is None else _number(figure, 1.0) for figure in value))  # type: ignore[arg-type]
 
 
 def _number(value: object, most: float) -> float:
     if not isinstance(value, float | int) or isinstance(value, bool):
-        raise Refused("malformed")
+        raise MessageRejected("malformed")
     if not math.isfinite(value) or not 0 <= value <= most:
-        raise Refused("figure out of range")
+        raise MessageRejected("figure out of range")
     return float(value)
 
 
 def _count(value: object, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise Refused("malformed")
+        raise MessageRejected("malformed")
     return value
 
 
-def _index(value: object, clients: int) -> int:
-    return _count(value, clients - 1)
+def name_of(value: object, declared: Mapping[str, int]) -> str:
+    """Return the name of a vector, if the method declares it."""
+    if not isinstance(value, str) or value not in declared:
+        raise MessageRejected("undeclared vector")
+    return value

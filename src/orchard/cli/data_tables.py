@@ -1,0 +1,112 @@
+"""Tables for a terminal: the known datasets, and each client's samples by class."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchard.data.catalogue import CATALOGUE, Entry
+from orchard.data.download import data_folder
+from orchard.text import shortened
+
+if TYPE_CHECKING:
+    from orchard.data.clients import DataDistribution
+
+PLAIN_WIDTH = 400
+"""Columns of the output if it is not a terminal."""
+NAME_LENGTH = 30
+GAP = 2
+"""Spaces between two columns of a table."""
+
+
+def catalogue_table(chosen: Path | None) -> Table:
+    """Return a table of the datasets known by name, and whether each is available locally."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("name", "classes", "channels", "licence", "at hand", "what it is"):
+        table.add_column(heading, justify="right" if heading in ("classes", "channels") else "left")
+    for name, entry in CATALOGUE.items():
+        at_hand = "yes" if is_at_hand(entry, chosen) else "-"
+        table.add_row(name, str(len(entry.classes)), str(entry.channels), entry.licence, at_hand, entry.title)
+    return table
+
+
+def is_at_hand(entry: Entry, chosen: Path | None) -> bool:
+    """Tell whether a dataset is available locally: all files of at least one image size."""
+    folder = data_folder(chosen)
+    sizes = entry.files.values()
+    return not sizes or any(all((folder / source.file).exists() for source in files) for files in sizes)
+
+
+def entry_text(name: str, entry: Entry) -> str:
+    """Return a description of a dataset: its classes, licence, citation and files."""
+    lines = [
+        f"{name}: {entry.title}",
+        f"classes   {', '.join(entry.classes)}",
+        f"images    {'grey' if entry.channels == 1 else 'colour'}",
+        f"licence   {entry.licence}",
+        f"please cite {entry.citation}",
+    ]
+    for size, files in entry.files.items():
+        lines += [f"file      {source.file}  ({size}×{size})  {source.addresses[0]}" for source in files]
+    return "\n".join(lines)
+
+
+def distribution_tables(held: "DataDistribution", width: int) -> list[Table]:
+    """Return tables of each client's samples by class, over training, validation and test data.
+
+    Columns that do not fit into `width` go into further tables, so that no number is cut off.
+    """
+    totals = held.totals()
+    columns = [[str(k), *(str(n) if n else "·" for n in column)] for k, column in enumerate(totals.T)]
+    columns.append(["all", *map(str, totals.sum(axis=1))])
+    columns += [[part, *(str(sum(row)) for row in rows)] for part, rows in held.counts.items()]
+    names = ["client", *(shortened(name, min(NAME_LENGTH, width // 3)) for name in held.clients)]
+    return [_table(names, piece) for piece in _pieces(columns, width - _width(names))]
+
+
+def _pieces(columns: list[list[str]], width: int) -> list[list[list[str]]]:
+    """Split columns into pieces that fit into the width."""
+    pieces: list[list[list[str]]] = [[]]
+    left = width
+    for column in columns:
+        if pieces[-1] and _width(column) > left:
+            pieces.append([])
+            left = width
+        pieces[-1].append(column)
+        left -= _width(column)
+    return pieces
+
+
+def _width(column: list[str]) -> int:
+    return GAP + max(map(cell_len, column))
+
+
+def _table(names: list[str], columns: list[list[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    table.add_column(names[0], no_wrap=True)
+    for heading, *_ in columns:
+        table.add_column(heading, justify="right", no_wrap=True, style="bold" if heading == "all" else "")
+    for name, *row in zip(names[1:], *(column[1:] for column in columns), strict=True):
+        table.add_row(Text(name), *row)  # a Text is printed verbatim: a name may contain markup
+    return table
+
+
+def class_legend(held: "DataDistribution") -> str:
+    """Return a legend of class numbers and names."""
+    return "classes: " + ", ".join(f"{k} {name}" if name != str(k) else name for k, name in enumerate(held.classes))
+
+
+def print_catalogue(data_dir: Path | None) -> None:
+    """Print the datasets known by name."""
+    output().print(catalogue_table(data_dir))
+
+
+def output() -> Console:
+    """Return a console for standard output; if that is not a terminal, it is `PLAIN_WIDTH` columns wide."""
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console

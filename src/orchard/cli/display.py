@@ -1,0 +1,179 @@
+"""Print results, comparisons, predictions and lists of runs."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchard.cli.data_tables import class_legend, distribution_tables, output
+from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, rich_table
+from orchard.data.clients import federated_data
+from orchard.errors import UserError
+from orchard.experiment import Experiment
+from orchard.runs.comparison import Comparison
+from orchard.runs.files import write_durably
+from orchard.runs.listing import run_summaries
+from orchard.runs.result import ClientResult, Result, RoundFigures
+from orchard.text import readable
+
+if TYPE_CHECKING:
+    from orchard.paper.reproduce import Reproduction
+
+
+def print_comparison(comparison: Comparison, style: str) -> None:
+    """Print a comparison on standard output as text, CSV, Markdown or LaTeX."""
+    if style != "text":
+        formats = {"csv": as_csv, "markdown": as_markdown, "latex": as_latex}
+        sys.stdout.write(formats[style](comparison.rows))
+        return
+    console = output()
+    console.print(rich_table(comparison.rows))
+    console.print("accuracies in %, traffic of one client in one round; BMCTA: best mean client test accuracy")
+    if comparison.alone and len(comparison.rows) > 1:
+        console.print("\nWhat each client gains over training alone, in percentage points:")
+        console.print(gains_table(comparison, comparison.alone))
+
+
+def print_reproduction(found: "Reproduction", *, whole: bool) -> None:
+    """Print a table of the paper beside our figures and, if it is complete, which of the paper's claims hold."""
+    from orchard.paper.wording import claims, table_rows
+
+    head, *body = table_rows(found)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in head:
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in body:
+        table.add_row(*row)
+    console = output()
+    how = f"at scale {found.scale}{', tuned' if found.tuned else ''}"
+    console.print(f"{found.dataset}, {found.partition} split, {found.table}, {how}: BMCTA in %")
+    console.print(table)
+    for claim in claims(found) if whole else []:
+        console.print(claim, soft_wrap=True)
+
+
+def print_distribution(experiment: Experiment, data_dir: Path | None, file: Path | None) -> None:
+    """Print each client's samples by class, and draw them into a file."""
+    from orchard.report.distribution import draw_distribution  # here, since matplotlib is slow to import
+
+    held = federated_data(experiment, data_dir).distribution()
+    name = readable(Path(experiment.dataset).resolve().stem)
+    file = file or Path(f"{name}-{experiment.partition.name}.png")
+    console = output()
+    for table in distribution_tables(held, console.width):
+        console.print(table)
+    console.print(class_legend(held), soft_wrap=True, markup=False)
+    draw_distribution(held, f"{name}, {experiment.partition.name} split", file)
+    console.print(f"drawn in {readable(str(file))}", soft_wrap=True, markup=False)
+
+
+def print_predictions(model: Path, samples: Sequence[Path], to: Path | None, factory: str | None) -> None:
+    """Classify samples and write CSV; print their number and, if labels are known, the accuracy on standard error."""
+    from orchard.export.predict import batches, classify, load_classifier
+
+    classifier = load_classifier(model, factory)
+    found = batches(samples, classifier)
+    table = io.StringIO()
+    count, accuracy = classify(classifier, found, table)
+    try:
+        if to is None:
+            sys.stdout.write(table.getvalue())
+            sys.stdout.flush()
+        elif to.is_symlink() or (to.exists() and not to.is_file()):  # write through links and devices
+            to.write_text(table.getvalue(), "utf-8")
+        else:
+            write_durably(to, table.getvalue())
+    except OSError as error:
+        if to is None:  # otherwise Python fails again when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError(f"{to or 'standard output'}: cannot be written: {error.strerror}") from None
+    said = "" if accuracy is None else f", accuracy {accuracy:.4%}"
+    Console(stderr=True, highlight=False).print(f"{count} samples{said}")
+
+
+def print_runs(root: Path) -> None:
+    """Print the runs in a folder, the newest last."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("run", "state", "method", "data", "rounds", "best", "age"):
+        table.add_column(heading, justify="right" if heading in ("rounds", "best", "age") else "left", no_wrap=True)
+    found, damaged = run_summaries(root)
+    for entry in found:
+        best = "-" if entry.best is None else f"{entry.best:.2%}"
+        cells = (entry.folder, entry.state, entry.method, entry.data, f"{entry.done}/{entry.planned}", best)
+        table.add_row(*map(Text, cells), _age(entry.started))
+    console = output()
+    console.print(table if found else Text(f"no runs in {root}"))
+    for problem in damaged:
+        Console(stderr=True, highlight=False).print(problem, soft_wrap=True, markup=False)
+
+
+def _age(started: datetime) -> str:
+    seconds = (datetime.now(UTC) - started).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def print_result(result: Result, folder: Path | None) -> None:
+    """Print a table of clients and the run's key figures on standard output."""
+    console = output()
+    console.print(_table(result))
+    figures = result.figures()
+    best, last, selected = figures.best, figures.last, figures.validation_selected
+    console.print(f"[bold]BMCTA {best.accuracy:.2%}[/] {_when(best)} (best mean client test accuracy)")
+    console.print(f"last round {last.accuracy:.2%}; chosen by validation {selected.accuracy:.2%} {_when(selected)}")
+    summary = result.summary()
+    console.print(
+        f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
+        f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
+    )
+    alone = result.single_class_clients()
+    if alone:
+        note = f"no balanced accuracy and no AUROC for those who hold test data of one class: {', '.join(alone)}"
+        console.print(note, soft_wrap=True, markup=False)
+    if folder:
+        console.print(f"kept in {folder}", soft_wrap=True, markup=False)
+
+
+def _table(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("client", no_wrap=True)
+    table.add_column("holds, most first", no_wrap=True)
+    for column in ("samples", "accuracy"):
+        table.add_column(column, justify="right")
+    if result.relationships is not None:
+        table.add_column("self-\nrelationship", justify="right", no_wrap=True)
+        table.add_column("helped\nmost by", no_wrap=True)
+    for client in result.clients:
+        table.add_row(*_row(client))
+    return table
+
+
+def _row(client: ClientResult) -> list[Text]:
+    classes = sorted(client.classes, key=lambda name: -client.classes[name])
+    row = [client.name, " ".join(classes), str(client.samples), f"{client.accuracy:.1%}"]
+    if client.self_relationship is not None:
+        row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
+    return [Text(cell) for cell in row]
+
+
+def _when(selected: RoundFigures) -> str:
+    rounds = selected.round + 1
+    return f"after {rounds} round{'s' if rounds > 1 else ''}"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

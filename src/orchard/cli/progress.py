@@ -1,0 +1,116 @@
+"""The progress of a run or a grid on standard error: a live bar on a terminal, else plain lines."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from orchard.experiment import Experiment
+from orchard.runs.loop import Progress as OnProgress
+from orchard.runs.result import Result
+
+
+@contextmanager
+def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnProgress | None]:
+    """Show a run's progress on standard error: a live bar on a terminal, else a line per round."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if quiet:
+        yield None
+    elif console.is_terminal:
+        with _bar(console) as bar:
+            task = bar.add_task(experiment.method.name, total=experiment.rounds, figures="starting")
+
+            def advance(result: Result) -> None:
+                bar.update(task, completed=len(result.rounds), figures=_figures(result))
+
+            yield advance
+    else:
+        began, first, shown = time.monotonic(), 0, -1
+
+        def say(result: Result) -> None:
+            nonlocal shown, first
+            done, total = len(result.rounds), experiment.rounds
+            first = done - 1 if shown < 0 else first  # a resumed run does not start at 0
+            if done > shown:
+                left = (time.monotonic() - began) / (done - first) * (total - done)
+                console.print(f"round {done}/{total}  {_figures(result)}  {left:.0f} s left", soft_wrap=True)
+            shown = done
+
+        yield say
+
+
+class GridWatcher:
+    """Shows the progress of a grid: one bar on a terminal, else a line per run."""
+
+    def __init__(self, console: Console, bar: Progress | None) -> None:
+        self.console, self.bar = console, bar
+
+    def plan(self, runs: int, rounds: int) -> None:
+        """Open a bar over all rounds of all runs; it replaces that of an earlier grid."""
+        self.done, self.runs, self.rounds = 0, runs, rounds
+        if self.bar:
+            for task in self.bar.task_ids:
+                self.bar.remove_task(task)
+            self.task = self.bar.add_task("comparing", total=runs * rounds, figures="starting")
+
+    def begin(self, label: str, seed: int) -> OnProgress | None:
+        """Return a callback that shows a run's rounds on the bar; None without a bar."""
+        if self.bar is None:
+            return None
+
+        def advance(result: Result) -> None:
+            if self.bar:
+                figures = f"{label}, seed {seed}: {_figures(result)}"
+                self.bar.update(self.task, completed=self.done * self.rounds + len(result.rounds), figures=figures)
+
+        return advance
+
+    def end(self, label: str, seed: int, result: Result, kept: Path | None) -> None:
+        """Report that a run finished or was reused."""
+        how = f"kept in {kept}" if kept else f"{result.seconds:.0f} s"
+        self._count(f"{label}, seed {seed}: BMCTA {result.bmcta:.2%}  ({how})")
+
+    def fail(self, label: str, seed: int, reason: str) -> None:
+        """Report why a run failed."""
+        self._count(f"{label}, seed {seed}: failed: {reason}")
+
+    def _count(self, outcome: str) -> None:
+        self.done += 1
+        if self.bar:
+            self.bar.update(self.task, completed=self.done * self.rounds)
+        self.console.print(f"{self.done}/{self.runs}  {outcome}", soft_wrap=True)
+
+
+@contextmanager
+def watched_grid(*, quiet: bool) -> Iterator[GridWatcher]:
+    """Show the progress of a grid on standard error."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
+    if console.is_terminal and not quiet:
+        with _bar(console) as bar:
+            yield GridWatcher(console, bar)
+    else:
+        yield GridWatcher(console, None)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed}/{task.total} rounds  {task.fields[figures]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+
+
+def _figures(result: Result) -> str:
+    """Return the mean and the worst test accuracy after training, as text."""
+    names, scores = result.distribution.clients, result.rounds[-1].after_training
+    accuracy = {name: s.test.accuracy for name, s in zip(names, scores, strict=True) if s}
+    if not accuracy:
+        return "no client trained"
+    worst = min(accuracy, key=lambda name: accuracy[name])
+    mean = sum(accuracy.values()) / len(accuracy)
+    return f"mean {mean:.1%}  worst {accuracy[worst]:.1%} ({worst})"

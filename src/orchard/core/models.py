@@ -1,0 +1,185 @@
+"""The networks: the paper's CNN, an MLP, and any factory of your own.
+
+A factory receives `shape` (of one sample, e.g. ``(1, 28, 28)``) and `classes` if its signature has them, and returns
+an `nn.Module` that maps a batch of samples to one score per class.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchard.core.vector import Network, check_vectorisable, lay_out_channels_last
+from orchard.errors import UserError
+from orchard.text import nearest
+
+_global_generator = threading.RLock()
+
+
+class CNN(nn.Module):
+    """The paper's network: two 5×5 convolutions (20, 50), 500 hidden units."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        after = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+        if min(after) < 1:
+            raise ValueError(f"the CNN needs images of at least 16×16 pixels, not {height}×{width}")
+        self.conv1 = nn.Conv2d(channels, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        self.hidden = nn.Linear(50 * after[0] * after[1], 500)
+        self.output = nn.Linear(500, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a batch of images."""
+        # ReLU after pooling gives the same values and gradients as before it, on a quarter of the pixels.
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        x = functional.relu(self.hidden(x.flatten(1)))
+        scores: Tensor = self.output(x)
+        return scores
+
+
+class MLP(nn.Module):
+    """One hidden layer of 200 units, for samples of any shape."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(int(torch.Size(shape).numel()), 200)
+        self.output = nn.Linear(200, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a batch of samples."""
+        scores: Tensor = self.output(functional.relu(self.hidden(x.flatten(1))))
+        return scores
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "mlp": MLP}
+
+
+def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the factory that a name, a ``package.module:factory`` or a callable stands for."""
+    if not isinstance(model, str):
+        return model
+    if model in MODELS:
+        return MODELS[model]
+    module, colon, attribute = model.partition(":")
+    if not colon:
+        raise UserError(
+            f"model = {model!r}: unknown model; {nearest(model, list(MODELS))} "
+            '(for your own write "package.module:factory")'
+        )
+    try:
+        factory = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(f"model = {model!r}: cannot be imported: {error}; run this where it is found") from error
+    except Exception as error:  # importing runs somebody else's code, which may raise anything
+        raise UserError(f"model = {model!r}: cannot be imported: {error}") from error
+    if not callable(factory):
+        raise UserError(f"model = {model!r}: is not callable")
+    return factory  # type: ignore[no-any-return]
+
+
+def build(model: str | Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """Build a model whose initial values depend on the seed alone, and try it on a batch of zeros.
+
+    Convolutions run faster with channels last. A model that fails with that (``x.view(n, -1)`` after a convolution
+    needs the ordinary order) keeps the ordinary order.
+    """
+    factory = find_factory(model)
+    try:
+        with seeded_layers(seed):
+            module = _call(factory, shape, classes)
+            _try_out(module, shape, classes)
+            ordinary = [p.data for p in module.parameters()]
+            lay_out_channels_last(module)
+            try:
+                _try_out(module, shape, classes)
+            except RuntimeError:
+                for p, data in zip(module.parameters(), ordinary, strict=True):
+                    p.data = data
+    except Exception as error:  # somebody else's code may raise anything
+        raise UserError(f"model = {_name(model)!r}: does not fit samples of shape {shape}: {error}") from error
+    return module
+
+
+def _call(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    parameters = inspect.signature(factory).parameters
+    module = factory(**{k: v for k, v in {"shape": shape, "classes": classes}.items() if k in parameters})
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the factory returned {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def _try_out(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Run one batch forward in evaluation and in training mode; this also initialises lazy layers."""
+    for training in (False, True):
+        scores = _forward_zeros(module.train(training), 2, shape)
+        if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"a batch of 2 should give scores of shape (2, {classes}), gave {got}")
+    check_vectorisable(module)
+
+
+def _forward_zeros(module: nn.Module, samples: int, shape: tuple[int, ...]) -> Any:
+    """Run zeros through a module, and restore the buffers that training mode changes."""
+    first = next((p for p in module.parameters()), torch.empty(0))
+    with torch.no_grad():
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()} if module.training else {}
+        scores = module(torch.zeros(samples, *shape, dtype=first.dtype, device=first.device))
+        for name, buffer in module.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+    return scores
+
+
+def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
+    """Tell whether training fails on a batch of one, as BatchNorm does on samples without pixels."""
+    try:
+        with seeded_layers(0):
+            _forward_zeros(network.module.train(), 1, shape)
+    except ValueError:
+        return True
+    return False
+
+
+def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
+    """Tell whether the model draws random numbers while training (dropout and the like)."""
+    with seeded_layers(0):
+        before = _generator_state(network.vector.device)
+        _forward_zeros(network.module.train(), 2, shape)
+        return not torch.equal(before, _generator_state(network.vector.device))
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.default_generator.get_state()
+
+
+@contextmanager
+def seeded_layers(seed: int) -> Iterator[None]:
+    """Seed what PyTorch's layers draw (initial values, dropout), and restore the global generator afterwards.
+
+    Layers use the process-wide generator, so only one thread at a time may be in here.
+    """
+    with _global_generator, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def repeated_draws() -> Iterator[None]:
+    """Restore the generator afterwards, so that what is drawn inside is drawn once more outside."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+
+def _name(model: str | Callable[..., Any]) -> str:
+    return model if isinstance(model, str) else getattr(model, "__qualname__", repr(model))

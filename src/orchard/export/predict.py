@@ -1,0 +1,224 @@
+"""Classify images or arrays with an exported model.
+
+Samples are prepared and evaluated exactly as during training, so on a client's test data the accuracy is the run's
+own figure. A file is treated as data, never as code: a `.safetensors` is loaded into a built-in network or one that
+the user names, and a `.pt2`, which may hold pickles, is not loaded.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from orchard.core.evaluation import EVALUATION_BATCH
+from orchard.core.models import MODELS, build
+from orchard.data.image_folders import read_images
+from orchard.data.layout import EXTENSIONS
+from orchard.data.readers import read_npz
+from orchard.data.samples import as_inputs, checked_labels
+from orchard.errors import UserError
+from orchard.export.export import ABOUT, all_tensors
+from orchard.export.trained_model import FORMAT
+from orchard.runs.files import Damaged, check_format, read_tensors
+from orchard.text import readable
+
+ARRAYS = (("x", "y"), ("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
+"""Names of the samples and their optional labels in an `.npz`; the first pair whose samples are there is used."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """An exported model, ready to use."""
+
+    classes: list[str]
+    shape: tuple[int, ...]
+    scores: Callable[[Tensor], Tensor]
+    """Maps a batch of prepared samples to a score per class."""
+
+
+class Versioned(BaseModel):
+    """The format of a file's metadata; format 1 may leave it out."""
+
+    format: int = 1
+
+
+class About(Versioned):
+    """The metadata that an exported file must have; validated, because the file is not trusted."""
+
+    model: str
+    shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    classes: list[str] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples with their names, and their labels if known."""
+
+    names: list[str]
+    x: Tensor
+    labels: NDArray[np.int64] | None = None
+
+
+def load_classifier(file: Path, model: str | None = None) -> Classifier:
+    """Load an exported model; `model` names the factory of a network of your own."""
+    if not file.is_file():
+        raise UserError(f"{file}: no such file")
+    if file.suffix == ".safetensors":
+        return _from_safetensors(file, model)
+    if file.suffix == ".onnx":
+        return _from_onnx(file)
+    if file.suffix == ".pt2":
+        raise UserError(
+            f"{file}: may hold pickles, which are never loaded here; export a .safetensors or .onnx instead"
+        )
+    raise UserError(f"{file}: expected a model exported as .safetensors or .onnx")
+
+
+def _from_safetensors(file: Path, model: str | None) -> Classifier:
+    try:
+        with safe_open(file, "pt") as opened:
+            about = _about((opened.metadata() or {}).get(ABOUT), file)
+        tensors = read_tensors(file)
+    except (SafetensorError, OSError, Damaged) as error:
+        raise UserError(f"{file}: cannot be read: {error}") from None
+    if model is None and about["model"] not in MODELS:
+        raise UserError(
+            f"{file}: its network is {about['model']!r}; since a file may not choose what code runs, "
+            f"name it yourself: --model {about['model']}"
+        )
+    name, shape = model or about["model"], tuple(about["shape"])
+    try:
+        if name in MODELS:
+            _check_shapes(MODELS[name], shape, len(about["classes"]), tensors)
+        module = build(name, shape, len(about["classes"]), seed=0).eval()
+        beside = {key: buffer for key, buffer in all_tensors(module).items() if key not in module.state_dict()}
+        module.load_state_dict({key: tensor for key, tensor in tensors.items() if key not in beside})
+        for key, buffer in beside.items():
+            buffer.copy_(tensors[key])
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
+    dtype = next(p.dtype for p in module.parameters())
+    return Classifier(about["classes"], shape, torch.inference_mode()(lambda x: module(x.to(dtype))))
+
+
+def _check_shapes(
+    factory: Callable[..., nn.Module], shape: tuple[int, ...], classes: int, tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise if a file's tensors do not fit the network, before it is built: a file may claim any size."""
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in factory(shape=shape, classes=classes).state_dict().items()}
+    if {name: tensor.shape for name, tensor in tensors.items()} != expected:
+        raise ValueError("the names or shapes of its tensors are others")
+
+
+def _from_onnx(file: Path) -> Classifier:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UserError("reading .onnx needs onnxruntime; install it with: pip install 'orchard[onnx]'") from None
+    try:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common class
+        raise UserError(f"{file}: cannot be read: {error}") from None
+    about = _about(session.get_modelmeta().custom_metadata_map.get(ABOUT), file)
+    shape, taken = tuple(about["shape"]), session.get_inputs()[0]
+    dtype = torch.float64 if taken.type == "tensor(double)" else torch.float32
+
+    def scores(batch: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {taken.name: batch.to(dtype).numpy()})[0])
+
+    try:
+        fits = scores(torch.zeros(2, *shape)).shape == (2, len(about["classes"]))
+    except Exception:
+        fits = False
+    if not fits:
+        raise UserError(f"{file}: does not take samples or know classes as it says of itself")
+    return Classifier(about["classes"], shape, scores)
+
+
+def _about(text: str | None, file: Path) -> dict[str, Any]:
+    try:
+        check_format(Versioned.model_validate_json(text or "").format, FORMAT, "model", file)
+        return About.model_validate_json(text or "").model_dump()
+    except ValidationError:
+        raise UserError(f"{file}: was not exported by Orchard: it does not say what its classes are") from None
+
+
+# --- Samples ---
+
+
+def batches(paths: Sequence[Path], classifier: Classifier) -> Iterator[Batch]:
+    """Yield prepared samples in batches, from `.npz` files, images and folders of images."""
+    files = [file for path in paths for file in _files(path)]
+    for file in files:
+        if file.suffix.lower() == ".npz":
+            yield from _from_npz(file, classifier)
+    channels, *sides = classifier.shape if len(classifier.shape) == 3 else (0, 0)
+    images = [file for file in files if file.suffix.lower() != ".npz"]
+    if images and (channels not in (1, 3) or len(set(sides)) != 1):
+        raise UserError(f"{images[0]}: this model takes samples of shape {classifier.shape}; give them in an .npz")
+    for start in range(0, len(images), EVALUATION_BATCH):
+        some = images[start : start + EVALUATION_BATCH]
+        pixels = read_images(some, sides[0], channels)
+        yield Batch([readable(str(file)) for file in some], as_inputs(pixels, sides[0], "images"))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS)
+        if not found:
+            raise UserError(f"{path}: holds no image")
+        return found
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    return [path]
+
+
+def _from_npz(file: Path, classifier: Classifier) -> Iterator[Batch]:
+    arrays = read_npz(file)
+    found = next((pair for pair in ARRAYS if pair[0] in arrays), None)
+    if found is None:
+        known = ", ".join(f"'{x}'" for x, _ in ARRAYS)
+        raise UserError(f"{file}: expected samples as one of {known}; it holds {sorted(arrays)}")
+    x = as_inputs(arrays[found[0]], classifier.shape[-1], f"{file}: {found[0]}")
+    if tuple(x.shape[1:]) != classifier.shape:
+        raise UserError(
+            f"{file}: {found[0]}: samples of shape {tuple(x.shape[1:])}; the model takes {classifier.shape}"
+        )
+    labels = None
+    if found[1] in arrays:
+        place = f"{file}: {found[1]}"
+        labels = checked_labels(arrays[found[1]], len(x), f"{file}: {found[0]}", place, len(classifier.classes))
+    for start in range(0, len(x), EVALUATION_BATCH):
+        part = slice(start, start + EVALUATION_BATCH)
+        names = [f"{readable(str(file))}:{k}" for k in range(start, min(part.stop, len(x)))]
+        yield Batch(names, x[part], None if labels is None else labels[part])
+
+
+# --- Classifying ---
+
+
+def classify(classifier: Classifier, samples: Iterator[Batch], to: TextIO) -> tuple[int, float | None]:
+    """Write a line of CSV per sample; return the number of samples, and the accuracy if labels are known."""
+    writer = csv.writer(to, lineterminator="\n")
+    writer.writerow(["sample", "predicted", "label", *(f"p({name})" for name in classifier.classes)])
+    count = labelled = right = 0
+    for batch in samples:
+        scores = classifier.scores(batch.x)
+        predicted = scores.argmax(1).tolist()
+        labels = [None] * len(predicted) if batch.labels is None else batch.labels.tolist()
+        for name, k, label, row in zip(batch.names, predicted, labels, scores.softmax(1).tolist(), strict=True):
+            known = "" if label is None else classifier.classes[label]
+            writer.writerow([name, classifier.classes[k], known, *(f"{p:.6g}" for p in row)])
+            labelled += label is not None
+            right += label == k
+        count += len(predicted)
+    return count, right / labelled if labelled else None

@@ -1,0 +1,63 @@
+"""A client's trained model with its metadata, from a run folder or from a site's record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from orchard import __version__
+from orchard.core.evaluation import Scores
+from orchard.core.federation import Federation
+from orchard.core.vector import Model
+from orchard.experiment import Experiment
+from orchard.runs.result import module_of
+
+FORMAT = 1
+"""The format of an exported file's metadata."""
+Choice = Literal["best", "last", "validation"]
+"""Which round's model: the best by mean test accuracy, the last, or the best by mean validation accuracy."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A client's model, with all that goes into its file and its card."""
+
+    federation: Federation
+    client: str
+    clients: int
+    """How many clients trained together."""
+    classes: Sequence[str]
+    counts: Mapping[str, Sequence[int]]
+    """The client's number of samples per class, by part: train, validation, test."""
+    scores: Scores
+    round: int
+    choice: Choice
+    model: Model
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment that was run."""
+        return self.federation.experiment
+
+    def module(self) -> nn.Module:
+        """Return the model as an ordinary module."""
+        return module_of(self.federation, self.model).cpu()
+
+    def about(self) -> dict[str, Any]:
+        """Return the metadata to store in the model's file."""
+        experiment = self.experiment
+        return {
+            "format": FORMAT,
+            "orchard": __version__,
+            "model": experiment.model_dump(mode="json")["model"],
+            "dtype": str(self.model[0].dtype).removeprefix("torch."),
+            "shape": list(self.federation.shape),
+            "classes": list(self.classes),
+            "client": self.client,
+            "method": experiment.method.name,
+            "dataset": Path(experiment.dataset).name,
+            "round": self.round,
+            "chosen": self.choice,
+        }

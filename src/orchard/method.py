@@ -1,0 +1,57 @@
+"""What a method is: its parameters, the vectors that travel, and the client and server made from them.
+
+What clients and servers do is in `orchard.core.contract`. Nothing here needs PyTorch, so that naming a method is quick.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from orchard.settings import Settings
+
+if TYPE_CHECKING:
+    from orchard.core.contract import Client, Server
+    from orchard.core.federation import Federation
+    from orchard.experiment import Experiment
+
+Moment = Literal["after_training", "after_aggregation", "after_finetuning"]
+"""When a client's model is evaluated: after its local training; after the round's uploads have reached everyone; after
+that and a fine-tuning on local data."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The vectors that may travel, to the clients and to the server: name → length."""
+
+    down: Mapping[str, int] = field(default_factory=dict)
+    up: Mapping[str, int] = field(default_factory=dict)
+
+
+class MethodSettings(Settings):
+    """A method: its parameters, and the client and server made from them."""
+
+    moment: ClassVar[Moment] = "after_training"
+    """The evaluation that counts."""
+
+    also_reports: ClassVar[Mapping[str, Moment]] = {}
+    """Other methods whose figures a run of this one contains, and at which moment."""
+
+    momentum: ClassVar[float] = 0.9
+    """β of the local SGD, unless the experiment sets another."""
+
+    name: str
+
+    def check(self, experiment: "Experiment") -> None:
+        """Raise ValueError if a parameter does not fit the rest of the experiment."""
+
+    def traffic(self, federation: "Federation") -> Traffic:
+        """Declare the vectors that travel; by default nothing does."""
+        return Traffic()
+
+    def client(self, index: int, federation: "Federation") -> "Client":
+        """Make client `index`."""
+        raise NotImplementedError(f"{type(self).__name__} has no method client(index, federation)")
+
+    def server(self, federation: "Federation") -> "Server":
+        """Make the server."""
+        raise NotImplementedError(f"{type(self).__name__} has no method server(federation)")

@@ -1,0 +1,47 @@
+"""The methods by name.
+
+A method's file is imported only when it is asked for, so that naming methods costs nothing. Another package adds
+its own under the entry point group `orchard.methods`.
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+
+from orchard.method import MethodSettings
+from orchard.text import nearest
+
+GROUP = "orchard.methods"
+
+BUILT_IN = {
+    "separate": "orchard.methods.separate:Separate",
+    "fedavg": "orchard.methods.fedavg:FedAvg",
+    "fedavg-local": "orchard.methods.fedavg:FedAvgLocal",
+    "fedavg-ft": "orchard.methods.fedavg:FedAvgFT",
+    "fedprox-ft": "orchard.methods.fedavg:FedProxFT",
+    "scaffold": "orchard.methods.scaffold:Scaffold",
+    "fedper": "orchard.methods.fedper:FedPer",
+    "ditto": "orchard.methods.ditto:Ditto",
+    "apfl": "orchard.methods.apfl:APFL",
+    "heurfedamp": "orchard.methods.heurfedamp:HeurFedAMP",
+    "fedfomo": "orchard.methods.fedfomo:FedFomo",
+    "apple": "orchard.methods.apple:Apple",
+}
+
+
+def all_methods() -> dict[str, EntryPoint]:
+    """Return all methods by name: the built-in ones, then those of other packages; no name is taken twice."""
+    built_in = {name: EntryPoint(name, home, GROUP) for name, home in BUILT_IN.items()}
+    return {entry.name: entry for entry in entry_points(group=GROUP)} | built_in
+
+
+def method_settings(name: str) -> type[MethodSettings]:
+    """Return the settings class of a method; an unknown name gets the nearest one suggested."""
+    known = all_methods()
+    if name not in known:
+        raise ValueError(f"name = {name!r}: unknown method; {nearest(name, list(known))}")
+    try:
+        settings = known[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"name = {name!r}: cannot be loaded from {known[name].value}: {error}") from error
+    if not (isinstance(settings, type) and issubclass(settings, MethodSettings)):
+        raise ValueError(f"name = {name!r}: {known[name].value} is not a MethodSettings class")
+    return settings

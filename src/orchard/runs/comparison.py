@@ -1,0 +1,90 @@
+"""Methods side by side: one table of the results of a grid."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
+from orchard.runs.loop import Stop
+from orchard.runs.result import Figures
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure's mean and standard deviation over seeds; one seed has no deviation."""
+
+    mean: float
+    deviation: float | None
+
+    def __str__(self) -> str:
+        """Return mean and deviation in percent."""
+        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
+        return f"{100 * self.mean:.2f}{spread}"
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return mean and standard deviation."""
+        return cls(mean(values), stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's figures over all seeds; accuracies are means over clients unless noted otherwise."""
+
+    label: str
+    bmcta: Spread
+    last: Spread
+    validation_selected: Spread
+    worst_client: Spread
+    worse_than_alone: float | None
+    """How many clients, on average, did worse than by training alone; None if that was not compared."""
+    bytes_up: float
+    """Sent per client and round, on average."""
+    bytes_down: float
+    seconds: float
+    clients: list[float]
+    """Each client's test accuracy at the round of the BMCTA, mean over seeds."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row for every contender, and the clients they were compared on."""
+
+    rows: list[Row]
+    clients: list[str]
+    alone: Row | None
+    """The row of training alone (`separate`), if it was compared."""
+
+
+def compare(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop: Stop | None = None) -> Comparison:
+    """Run every contender with every seed, or reuse finished runs; return the table."""
+    measured = run_grid(grid, contenders, watcher, stop)
+    runs = {contender.label: [measured[contender.label, seed] for seed in grid.seeds] for contender in contenders}
+    separate_label = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
+    alone = [run.figures for run in runs[separate_label]] if separate_label else None
+    rows = {label: _row(label, theirs, alone) for label, theirs in runs.items()}
+    clients = next(iter(measured.values())).result.distribution.clients
+    return Comparison(list(rows.values()), list(clients), rows[separate_label] if separate_label else None)
+
+
+def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) -> Row:
+    figures, results = [run.figures for run in runs], [run.result for run in runs]
+    turns = [len(result.rounds) * result.federation.clients for result in results]
+    worse = None
+    if alone:
+        worse = mean(
+            sum(mine < theirs for mine, theirs in zip(f.clients, b.clients, strict=True))
+            for f, b in zip(figures, alone, strict=True)
+        )
+    return Row(
+        label=label,
+        bmcta=Spread.of([f.best.accuracy for f in figures]),
+        last=Spread.of([f.last.accuracy for f in figures]),
+        validation_selected=Spread.of([f.validation_selected.accuracy for f in figures]),
+        worst_client=Spread.of([min(f.clients) for f in figures]),
+        worse_than_alone=worse,
+        bytes_up=mean(result.bytes_up / n for result, n in zip(results, turns, strict=True)),
+        bytes_down=mean(result.bytes_down / n for result, n in zip(results, turns, strict=True)),
+        seconds=mean(result.seconds for result in results),
+        clients=[mean(values) for values in zip(*(f.clients for f in figures), strict=True)],
+    )

@@ -1,0 +1,112 @@
+"""Write files atomically, and read tensors without trusting the file."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from orchard import __version__
+from orchard.errors import UserError
+
+
+class Damaged(Exception):
+    """A file cannot be read, or its content is not what was written."""
+
+
+def check_format(found: object, mine: int, what: str, place: object) -> None:
+    """Raise if something has another format than this version of Orchard reads."""
+    found = 1 if found is None else found  # format 1 had no such field
+    if found != mine:
+        newer = isinstance(found, int) and found > mine
+        advice = "update Orchard" if newer else "use the Orchard that wrote it, or start again"
+        raise UserError(
+            f"{place}: is a {what} of format {found}, but Orchard {__version__} reads format {mine}; {advice}"
+        )
+
+
+def to_json(content: object, **style: Any) -> str:
+    """Return JSON; NaN and infinity become null, e.g. a mean over no clients."""
+    return json.dumps(_defined(content), allow_nan=False, **style)
+
+
+def _defined(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case list() | tuple():
+            return [_defined(item) for item in value]
+        case dict():
+            return {key: _defined(item) for key, item in value.items()}
+    return value
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write tensors and metadata atomically, and wait for the disk."""
+    with _replacing(path) as temporary:
+        save_tensors(temporary, tensors, about)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+    """Write tensors and metadata without waiting for the disk."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(_apart(tensors), path, dict(about) if about else None)
+        path.chmod(mode)  # safetensors makes it readable to its owner only
+    except SafetensorError as error:
+        raise OSError(0, str(error), str(path)) from None
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as safetensors needs them: contiguous and not overlapping."""
+    ordered = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    memory = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in ordered.values())
+    overlap = any(end > start for (_, end), (start, _) in pairwise(memory))
+    return {name: tensor.clone() for name, tensor in ordered.items()} if overlap else ordered
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read tensors into memory that PyTorch allocates: a product's last bits depend on its alignment."""
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path}: cannot be read: {error}") from None
+
+
+def write_durably(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, and wait for the disk."""
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name to write to; then sync the file and rename it."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    with suppress(PermissionError):  # some systems cannot open folders, and need not sync them
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

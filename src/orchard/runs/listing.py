@@ -1,0 +1,57 @@
+"""List the runs in a folder."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from orchard.errors import UserError
+from orchard.runs.folder import RunFolder, State
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in the list."""
+
+    folder: str
+    state: State
+    method: str
+    data: str
+    done: int
+    planned: int
+    best: float | None
+    """Best mean client test accuracy so far."""
+    started: datetime
+
+
+def run_summaries(root: Path) -> tuple[list[RunSummary], list[str]]:
+    """Return the runs in a folder, the oldest first, and the problems of those that cannot be read."""
+    runs, damaged = [], []
+    for file in sorted(root.glob("*/experiment.toml")):
+        try:
+            runs.append(_listed(RunFolder(file.parent)))
+        except UserError as refusal:
+            damaged.append(str(refusal))
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            damaged.append(f"{file.parent}: cannot be read: {error!r}")
+    return sorted(runs, key=lambda entry: entry.started), damaged
+
+
+def _listed(folder: RunFolder) -> RunSummary:
+    experiment, rounds = folder.experiment(), folder.rounds()
+    means = folder.result().accuracy().mean(axis=1) if rounds else np.full(1, np.nan)
+    best = None if np.isnan(means).all() else float(np.nanmax(means))
+    about = folder.read("environment.json")
+    if not about:
+        raise UserError(f"{folder.path}: was stopped before it began")
+    return RunSummary(
+        folder.path.name,
+        folder.state(),
+        experiment.method.name,
+        f"{Path(experiment.dataset).name}, {experiment.partition.name}",
+        len(rounds),
+        experiment.rounds,
+        best,
+        datetime.fromisoformat(about["started"]),
+    )

@@ -1,0 +1,280 @@
+"""A run's result: figures by round and client, and the personalised models."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from orchard.core.contract import ClientUpdate, Failure
+from orchard.core.evaluation import Scores
+from orchard.core.federation import Federation
+from orchard.core.measures import Measures
+from orchard.core.vector import Model
+from orchard.data.clients import DataDistribution
+from orchard.experiment import Experiment
+from orchard.method import Moment
+from orchard.runs.metrics import MOMENTS, Exchange, Round, by_name
+
+Array = NDArray[np.float64]
+Measure = Literal["accuracy", "balanced_accuracy", "auroc"]
+
+
+@dataclass(frozen=True)
+class RoundFigures:
+    """Mean client test figures at a round chosen by some rule; None if undefined for every client."""
+
+    round: int
+    accuracy: float
+    balanced_accuracy: float | None
+    auroc: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A run's key figures: mean client test accuracy at three rounds, and each client's at the best one."""
+
+    best: RoundFigures
+    last: RoundFigures
+    validation_selected: RoundFigures
+    clients: list[float]
+    validation: float
+    """The best mean client validation accuracy, by which parameters may be chosen."""
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One client: its data, its test figures at the round of the BMCTA, its relationships after the last round."""
+
+    name: str
+    samples: int
+    classes: dict[str, int]
+    accuracy: float
+    balanced_accuracy: float | None
+    auroc: float | None
+    self_relationship: float | None
+    strongest_helper: str | None
+
+
+@dataclass
+class Result:
+    """A run's figures, filled in round by round."""
+
+    experiment: Experiment
+    distribution: DataDistribution
+    federation: Federation
+    initial_diagnostics: dict[str, list[Any]]
+    """The clients' private figures before the first round."""
+    rounds: list[Round] = field(default_factory=list)
+    models: Sequence[Model] = ()
+    """Each client's model of the last round."""
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        distribution: DataDistribution,
+        initial_diagnostics: dict[str, list[Any]],
+        device: str = "cpu",
+    ) -> Self:
+        """Return a result without rounds, for a federation with this data distribution."""
+        samples = tuple(map(sum, distribution.counts["train"]))
+        shape, classes = tuple(distribution.shape), len(distribution.classes)
+        federation = Federation(experiment, samples, shape, classes, device)
+        return cls(experiment, distribution, federation, initial_diagnostics)
+
+    def add(self, exchange: Exchange) -> Round | None:
+        """Add an exchange; return the round that it completes, if any.
+
+        A round's aggregation is evaluated when the next exchange begins.
+        """
+        absent = [Failure(name, exchange.round, "absent") for name in self.distribution.clients]
+        updates = [exchange.updates.get(i, failure) for i, failure in enumerate(absent)]
+        good = [update if isinstance(update, ClientUpdate) else None for update in updates]
+        finished = self.rounds[-1] if self.rounds else None
+        if finished:
+            finished.after_aggregation = [a.after_aggregation if a else None for a in good]
+            finished.after_finetuning = [a.after_finetuning if a else None for a in good]
+        failures = {i: str(a) for i, a in enumerate(updates) if isinstance(a, Failure)}
+        if finished and exchange.round == self.experiment.rounds:
+            finished.failures |= failures
+            finished.seconds = round(finished.seconds + exchange.seconds, 3)
+        if exchange.round < self.experiment.rounds:
+            self.rounds.append(
+                Round(
+                    round=exchange.round,
+                    time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    seconds=round(exchange.seconds, 3),
+                    loss=[a.loss if a else None for a in good],
+                    after_training=[a.after_training if a else None for a in good],
+                    after_aggregation=[None for _ in good],
+                    after_finetuning=[None for _ in good],
+                    bytes_up=[exchange.bytes_up.get(i, 0) for i in range(len(good))],
+                    bytes_down=[exchange.bytes_down.get(i, 0) for i in range(len(good))],
+                    diagnostics=by_name(exchange.diagnostics),
+                    failures=failures,
+                )
+            )
+        return finished
+
+    def complete_rounds(self) -> int:
+        """Return how many rounds are complete, i.e. their aggregation has been evaluated too."""
+        return sum(any(entry.after_aggregation) for entry in self.rounds)
+
+    def evaluated_rounds(self) -> int:
+        """Return how many rounds have been evaluated at the method's own moment."""
+        return sum(any(self._at_own_moment(r)) for r in range(len(self.rounds)))
+
+    def rounds_to_keep(self) -> set[int]:
+        """Return the rounds with the best mean test and validation accuracy so far."""
+        parts = (self.accuracy(part)[: self.evaluated_rounds()] for part in ("test", "validation"))
+        return {_best_round(accuracy) for accuracy in parts if len(accuracy)}
+
+    def moments(self) -> list[Moment]:
+        """Return the moments at which clients were evaluated in this run."""
+        return [moment for moment in MOMENTS if any(getattr(self.rounds[-1], moment))]
+
+    def accuracy(
+        self,
+        part: Literal["validation", "test"] = "test",
+        moment: Moment | None = None,
+        measure: Measure = "accuracy",
+    ) -> Array:
+        """Return accuracies or another measure, rounds × clients, NaN if undefined.
+
+        The default moment is the method's own.
+        """
+        moment = moment or self.experiment.method.moment
+        rows = [
+            [None if scores is None else getattr(getattr(scores, part), measure) for scores in getattr(entry, moment)]
+            for entry in self.rounds
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.federation.clients)  # None becomes NaN
+
+    def figures(self, moment: Moment | None = None) -> Figures:
+        """Return the figures at a moment, by default the method's own."""
+        test, validation = self.accuracy("test", moment), self.accuracy("validation", moment)
+        balanced, auroc = (self.accuracy("test", moment, measure) for measure in ("balanced_accuracy", "auroc"))
+
+        def at(r: int) -> RoundFigures:
+            return RoundFigures(r, float(test[r].mean()), _mean_of_defined(balanced[r]), _mean_of_defined(auroc[r]))
+
+        best = _best_round(test)
+        chosen = _best_round(validation)
+        return Figures(at(best), at(len(test) - 1), at(chosen), test[best].tolist(), float(validation[chosen].mean()))
+
+    @property
+    def bmcta(self) -> float:
+        """Best mean client test accuracy. It selects on test data: see `last` and `validation_selected` beside it."""
+        return self.figures().best.accuracy
+
+    @property
+    def last(self) -> RoundFigures:
+        """The last round."""
+        return self.figures().last
+
+    @property
+    def validation_selected(self) -> RoundFigures:
+        """The round with the best mean client validation accuracy."""
+        return self.figures().validation_selected
+
+    @property
+    def seconds(self) -> float:
+        """Duration of all rounds."""
+        return sum(entry.seconds for entry in self.rounds)
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all clients sent."""
+        return sum(sum(entry.bytes_up) for entry in self.rounds)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that all clients received."""
+        return sum(sum(entry.bytes_down) for entry in self.rounds)
+
+    @property
+    def relationships(self) -> Array | None:
+        """Directed relationships before the first and after each round, (R+1) × N × N; None if the method has none."""
+        matrices = [self.initial_diagnostics, *(entry.diagnostics for entry in self.rounds)]
+        if not all("relationships" in diagnostics for diagnostics in matrices):
+            return None
+        return np.array([diagnostics["relationships"] for diagnostics in matrices], dtype=np.float64)
+
+    @property
+    def clients(self) -> list[ClientResult]:
+        """Each client's data, test figures and relationships."""
+        relationships, best = self.relationships, self.figures().best.round
+        measured = [scores.test if scores else Measures(np.nan) for scores in self._at_own_moment(best)]
+        counts, names = self.distribution.totals(), self.distribution.clients
+        clients = []
+        for i, name in enumerate(names):
+            own = helper = None
+            if relationships is not None:
+                others = np.delete(relationships[-1, i], i)
+                own = float(relationships[-1, i, i])
+                helper = np.delete(names, i)[others.argmax()].item() if others.max(initial=0) > 0 else None
+            held = {c: int(n) for c, n in zip(self.distribution.classes, counts[i], strict=True) if n}
+            clients.append(ClientResult(name, int(counts[i].sum()), held, *measured[i], own, helper))
+        return clients
+
+    def _at_own_moment(self, round: int) -> list[Scores | None]:
+        scores: list[Scores | None] = getattr(self.rounds[round], self.experiment.method.moment)
+        return scores
+
+    def single_class_clients(self) -> list[str]:
+        """Return the clients whose test data are of one class: their balanced accuracy and AUROC are not defined."""
+        counts = zip(self.distribution.clients, self.distribution.counts["test"], strict=True)
+        return [name for name, row in counts if np.count_nonzero(row) < 2]
+
+    def personalised(self, client: int) -> nn.Module:
+        """Return a client's model as an ordinary module, ready to use."""
+        return module_of(self.federation, self.models[client])
+
+    def description(self) -> dict[str, Any]:
+        """Return what was run: method, dataset, partition and seed."""
+        experiment = self.experiment
+        return {
+            "method": experiment.method.name,
+            "dataset": experiment.dataset,
+            "partition": experiment.partition.name,
+            "seed": experiment.seed,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run's summary, as in `summary.json`."""
+        return {
+            **self.description(),
+            "rounds": len(self.rounds),
+            "seconds": round(self.seconds, 3),
+            "parameters": self.federation.parameters,
+            "bmcta": self.bmcta,
+            "moment": self.experiment.method.moment,
+            "figures": {moment: asdict(self.figures(moment)) for moment in self.moments()},
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "clients": [asdict(client) for client in self.clients],
+            "single_class_clients": self.single_class_clients(),
+        }
+
+
+def module_of(federation: Federation, model: Model) -> nn.Module:
+    """Return a model as an ordinary module."""
+    network, (vector, buffers) = federation.network(), model
+    network.vector.copy_(vector)
+    network.load_buffers(buffers)
+    return network.release()
+
+
+def _best_round(accuracy: Array) -> int:
+    """Return the first round with the best mean over clients, of those that have every client's figure."""
+    means = accuracy.mean(axis=1)
+    return int(np.nanargmax(means)) if not np.isnan(means).all() else len(means) - 1
+
+
+def _mean_of_defined(values: Array) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else None

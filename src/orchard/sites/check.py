@@ -1,0 +1,114 @@
+"""Check a site before a run: whether it can take part, and what would leave it."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orchard.core.contract import ClientUpdate, Download
+from orchard.core.training import NotFinite
+from orchard.data.clients import ClientData
+from orchard.data.samples import Samples
+from orchard.engines.client_round import run_client_round
+from orchard.engines.flare.messages import MessageRejected, pack_update
+from orchard.errors import UserError
+from orchard.method import MethodSettings, Moment
+from orchard.sites.consortium import consortium_of
+from orchard.sites.plan import Plan, make_plan
+from orchard.sites.settings import SiteSettings, load_site
+from orchard.sites.worker import Enrolled, Started, enrolled, started
+
+
+def check(kit: Path, experiment: Path) -> Iterator[str]:
+    """Try everything but the network; yield the findings line by line, then what would leave the site."""
+    settings, name, consortium = load_site(kit), site_name(kit), consortium_of(kit)
+    yield f"site: {name}, one of {len(consortium.sites)} of the consortium {consortium.name}"
+    plan = make_plan(experiment, "check", consortium.sites)
+    yield f"experiment: {plan.experiment.method.name}, {plan.experiment.rounds} rounds, model {plan.experiment.model}"
+    torch.set_num_threads(settings.threads)
+    known = _enrolled(plan, name, settings)
+    for part, row in known.record.about["counts"].items():
+        held = ", ".join(f"{label}: {n}" for label, n in zip(plan.agreement.classes, row, strict=True))
+        yield f"data, {part}: {sum(row)} samples ({held})"
+    _try_writing(settings.records)
+    yield f"records: {settings.records} can be written"
+    now = started(known, [len(known.data.clients[0].train.y)] * len(plan.sites), known.data.shape)
+    yield f"model: {now.federation.parameters:,} parameters, on {settings.device}"
+    yield from _dry_round(known, now)
+
+
+def site_name(kit: Path) -> str:
+    """Return the name of the site that a kit belongs to."""
+    file = kit / "startup" / "fed_client.json"
+    try:
+        name: str = json.loads(file.read_text("utf-8"))["client"]["fqsn"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{kit}: is not the startup kit of a site: {file}: {error}") from None
+    return name
+
+
+def _enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
+    try:
+        return enrolled(plan, name, settings)
+    except MessageRejected as rejected:
+        raise UserError(f"this site could not take part: {rejected}") from None
+
+
+def _try_writing(records: Path) -> None:
+    try:
+        records.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=records):
+            pass
+    except OSError as error:
+        raise UserError(f"records = '{records}': cannot be written: {error.strerror}") from None
+
+
+def _dry_round(known: Enrolled, now: Started) -> Iterator[str]:
+    """Train one step from the initial models; yield whether it works and what an update holds."""
+    federation, experiment = now.federation, known.experiment
+    data = now.context.data
+    first = Samples(*(tensor[: experiment.batch_size] for tensor in data.train))
+    short = ClientData(data.name, first, data.validation, data.test)
+    context = replace(now.context, experiment=experiment.model_copy(update={"epochs": 1}), data=short)
+    vectors = experiment.method.server(federation).send(known.index, now.client.select(0))
+    models: dict[Moment, Tensor] = {}
+    try:
+        update = run_client_round(
+            now.client,
+            context,
+            Download(0, vectors),
+            federation.traffic,
+            lambda moment, model: models.update({moment: model}),
+        )
+    except NotFinite as error:
+        raise UserError(f"a training step fails: {error}") from None
+    yield f"a training step on {len(first.y)} samples works: loss {update.loss:.4f}"
+    yield ""
+    yield from _what_leaves(experiment.method, models["after_training"], update)
+
+
+def _what_leaves(method: MethodSettings, model: Tensor, update: ClientUpdate) -> Iterator[str]:
+    uploads = [f"{name!r} ({len(content):,} bytes)" for name, content in pack_update(update, 0)["upload"]]
+    yield "What leaves this site:"
+    yield "  once: the shape of a sample, and how many samples of each class it has in each part"
+    yield f"  each round: {', '.join(uploads) or 'no vector'}, the names of the vectors it selects next,"
+    yield "    its mean training loss, and accuracy, balanced accuracy and AUROC on its validation and test data"
+    yield "  if something fails: a category, e.g. 'training not finite'"
+    seen = _who_sees_the_model(method, model, update)
+    if seen:
+        yield f"  with {method.name} {seen}"
+    yield f"What does not: samples, directed relationships, {'' if seen else 'the personalised model, '}logs."
+
+
+def _who_sees_the_model(method: MethodSettings, model: Tensor, update: ClientUpdate) -> str:
+    """Return why others see the personalised model; an empty string if they do not."""
+    if method.moment == "after_aggregation":
+        return "the personalised model is the one that the server sends to all"
+    if method.moment == "after_finetuning":
+        return ""
+    same = any(vector.shape == model.shape and torch.equal(vector, model) for vector in update.upload.values())
+    return "the model that leaves is this site's personalised model" if same else ""

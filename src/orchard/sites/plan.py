@@ -1,0 +1,113 @@
+"""The plan of a run, on which all sites agree; a job carries nothing else.
+
+It leaves out what each site decides for itself: the path of its data, its device, what it allows. See `settings.py`.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from orchard.errors import UserError
+from orchard.experiment import Experiment, RunOptions
+from orchard.runs.files import check_format
+from orchard.settings import Settings, explain, read_toml, validated
+
+RUN = r"[a-z0-9][a-z0-9-]{0,63}"
+"""A run's name becomes a folder's name at every party, so it must not be a path."""
+NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,62}"
+LABEL = r"[\w][\w .-]{0,59}"
+FORMAT = 2
+FILE = "plan.json"
+"""The plan's file in a job and in the coordinator's run folder."""
+TABLE = "deploy"
+"""The table of an experiment's file that holds the `Agreement`."""
+
+
+class Agreement(Settings):
+    """The table `[deploy]` of an experiment's file."""
+
+    classes: list[str] = Field(min_length=2, description="names in the order of the labels 0, 1, ...")
+    min_sites: int | None = Field(default=None, ge=1, description="fewer do not make a round; default: more than half")
+    round_seconds: int = Field(default=3600, ge=1, description="how long a site may take over a round")
+    patience_seconds: int = Field(default=600, ge=0, description="how long to wait for absent sites before a start")
+    norm_bound: float = Field(default=100.0, gt=1, description="a model's norm, in those of an initial core")
+
+    @field_validator("classes")
+    @classmethod
+    def _check_unique(cls, classes: list[str]) -> list[str]:
+        if len(set(classes)) < len(classes):
+            raise ValueError("classes: two have the same name")
+        return classes
+
+
+class Plan(Settings):
+    """A run of a federation on separate machines."""
+
+    format: int = FORMAT
+    run: str = Field(pattern=f"^{RUN}$")
+    sites: list[str] = Field(min_length=1)
+    experiment: Experiment
+    agreement: Agreement
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_dataset_is_no_path(cls, values: Any) -> Any:
+        """Raise if the dataset is a path, before anything is read: the plan may come from another machine."""
+        experiment = values.get("experiment") if isinstance(values, Mapping) else None
+        dataset = experiment.get("dataset") if isinstance(experiment, Mapping) else None
+        if dataset is not None and not (isinstance(dataset, str) and re.fullmatch(LABEL, dataset)):
+            raise ValueError(f"experiment.dataset = {dataset!r}: here it is a name for people, not a path")
+        return values
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        experiment, minimum = self.experiment, self.agreement.min_sites
+        for site in self.sites:
+            if not re.fullmatch(NAME, site):
+                raise ValueError(f"sites: {site!r}: letters, digits and hyphens make a name")
+        if experiment.clients != len(self.sites) or experiment.partition.name != "given":
+            raise ValueError("experiment: clients are the sites, and their data are given")
+        if not isinstance(experiment.model, str):
+            raise ValueError("experiment.model: must be named, since code does not travel")
+        if minimum is not None and minimum > len(self.sites):
+            raise ValueError(f"agreement.min_sites = {minimum}: there are {len(self.sites)} sites")
+        return self
+
+    @property
+    def min_sites(self) -> int:
+        """How many sites must answer for a round to count."""
+        return self.agreement.min_sites or len(self.sites) // 2 + 1
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a plan from JSON; raise if it is not valid."""
+        try:
+            values = json.loads(text)
+            if isinstance(values, dict):
+                check_format(values.get("format"), FORMAT, "plan", values.get("run", "the run"))
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise UserError(f"the plan of the run is not valid: {explain(error)}") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"the plan of the run is not valid: {error}") from None
+
+
+def make_plan(file: Path, run: str, sites: list[str]) -> Plan:
+    """Make a plan from an experiment's file with a table `[deploy]`; run options are left to the sites."""
+    values: dict[str, Any] = read_toml(file)
+    if TABLE not in values:
+        raise UserError(f'{file}: has no table [{TABLE}]; it needs one with at least: classes = ["first", "second"]')
+    agreement = values.pop(TABLE)
+    values = {key: value for key, value in values.items() if key not in RunOptions.model_fields}
+    values |= {"clients": len(sites), "partition": {"name": "given"}}
+    values.setdefault("dataset", "sites")
+    plan = {"run": run, "sites": sites, "experiment": values, "agreement": agreement}
+    return validated(Plan, plan, f"{file}: ")

@@ -1,0 +1,144 @@
+"""A site's durable record of a run: its state and its last update, written to disk before that update is sent.
+
+A record is a folder of checkpoints. Each holds the client's state, the round's update, the figures of all rounds so
+far with the site's directed relationships, and two personalised models: the last one, and the one with the best
+accuracy on the site's validation data. A record never leaves its site.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from orchard.core.contract import ClientUpdate, Diagnostics
+from orchard.core.evaluation import Scores
+from orchard.core.vector import Model
+from orchard.engines.flare.messages import FIGURES, MessageRejected
+from orchard.method import Moment
+from orchard.runs.checkpoints import read_newest, rounds_written, write_checkpoint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SiteRound:
+    """What a site records of a round."""
+
+    round: int
+    update: ClientUpdate
+    client: Mapping[str, Any]
+    """The client's state."""
+    buffers: Mapping[str, Tensor]
+    diagnostics: Diagnostics
+    moment: Moment
+    """The moment at which the method is evaluated."""
+    model: Model | None
+    """The model that was evaluated at that moment."""
+
+
+class SiteRecord:
+    """The record of one run at one site; `about` describes the run and is checked whenever it continues."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder, self.about = folder, dict(about)
+        self.written: dict[str, Any] | None = None
+        """The last record that this process wrote, to avoid reading it again."""
+
+    @contextmanager
+    def locked(self, seconds: float) -> Iterator[None]:
+        """Lock the record against other processes of this site, e.g. one that outlived its job."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # other users of this machine may not read it
+        try:
+            with FileLock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=seconds):
+                yield
+        except Timeout:
+            raise MessageRejected("record in use") from None
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the newest undamaged record, or None."""
+        return self._own(read_newest(self.folder)[0])
+
+    def for_round(self, round: int) -> dict[str, Any] | None:
+        """Return the record of a round if it was run already, else that of the last round before it, else None.
+
+        Raise if that record is missing or damaged: the round would start from a wrong state and overwrite the
+        existing records.
+        """
+        if self.written and self.written["rounds"] <= round + 1:
+            return self.written
+        done, _ = read_newest(self.folder, round + 1)
+        if done is None or done["rounds"] <= round:
+            if max(rounds_written(self.folder), default=0) > round + 1:
+                raise MessageRejected("round long past")
+            done, problems = read_newest(self.folder, round)
+            if problems:
+                log.error("%s", "; ".join(problems))
+                raise MessageRejected("record damaged")
+        return self._own(done)
+
+    def _own(self, found: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return the record; raise if another site wrote it, i.e. if two sites share a folder."""
+        if found is not None and self.about.get("site", found["about"]["site"]) != found["about"]["site"]:
+            raise MessageRejected("record of another site")
+        return found
+
+    def write(self, before: Mapping[str, Any] | None, site_round: SiteRound) -> None:
+        """Write the record of a round; it extends the record before it."""
+        content = {
+            "about": self.about,
+            "rounds": site_round.round + 1,
+            "client": site_round.client,
+            "buffers": dict(site_round.buffers),
+            "update": _stored(site_round.update),
+            "history": [*(before["history"] if before else []), _figures(site_round)],
+            **_models(before, site_round),
+        }
+        write_checkpoint(self.folder, site_round.round + 1, content)
+        self.written = content
+
+
+def update_of(record: Mapping[str, Any]) -> ClientUpdate:
+    """Return the update that a record holds."""
+    stored = record["update"]
+    return ClientUpdate(
+        upload=stored["upload"],
+        selected=tuple(stored["selected"]),
+        loss=stored["loss"],
+        **{name: stored[name] and Scores.from_lists(stored[name]) for name in FIGURES},
+    )
+
+
+def _stored(update: ClientUpdate) -> dict[str, Any]:
+    return {"upload": dict(update.upload), "selected": list(update.selected), **_plain(update)}
+
+
+def _plain(update: ClientUpdate) -> dict[str, Any]:
+    """Return an update's figures as plain values."""
+    scores = {name: getattr(update, name) for name in FIGURES}
+    return {"loss": update.loss, **{name: s and s.as_lists() for name, s in scores.items()}}
+
+
+def _figures(site_round: SiteRound) -> dict[str, Any]:
+    diagnostics = dict(site_round.diagnostics)
+    return {"round": site_round.round, **_plain(site_round.update), "diagnostics": diagnostics}
+
+
+def _models(before: Mapping[str, Any] | None, site_round: SiteRound) -> dict[str, dict[str, Any] | None]:
+    """Return the last and the chosen model; the new one is chosen if its validation accuracy is the best so far."""
+    kept = {name: before[name] if before else None for name in ("last", "chosen")}
+    scores: Scores | None = getattr(site_round.update, site_round.moment)
+    if site_round.model is None or scores is None:
+        return kept
+    vector, buffers = site_round.model
+    # A round's aggregation is evaluated in the next round.
+    evaluated = site_round.round - (site_round.moment != "after_training")
+    new = {"round": evaluated, "vector": vector, "buffers": dict(buffers), "scores": scores.as_lists()}
+    best = kept["chosen"]
+    better = best is None or scores.validation.accuracy > best["scores"][0][0]
+    return {"last": new, "chosen": new if better else best}

@@ -1,0 +1,83 @@
+"""A site's own view of a run: its figures, personalised model and relationships, which only the site has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from orchard.core.evaluation import Scores
+from orchard.core.federation import Federation
+from orchard.errors import UserError
+from orchard.export.export import write_model
+from orchard.export.trained_model import TrainedModel
+from orchard.sites.plan import Plan
+from orchard.sites.record import SiteRecord
+from orchard.sites.settings import load_site
+
+Choice = Literal["last", "validation"]
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """A site's record of a run, read back."""
+
+    content: dict[str, Any]
+    plan: Plan
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the site knew when the run began."""
+        about: dict[str, Any] = self.content["about"]
+        return about
+
+
+def site_run(kit: Path, run: str | None) -> SiteRun:
+    """Read the record of a run, by default the newest."""
+    records = load_site(kit).records
+    found = sorted(records.glob("*/rounds-*.json"), key=lambda file: file.stat().st_mtime)
+    runs = list(dict.fromkeys(file.parent.name for file in reversed(found)))
+    if run is not None and run not in runs:
+        raise UserError(f"--run {run}: no such run here; there are: {', '.join(runs) or 'none'}")
+    content = SiteRecord(records / (run or runs[0]), {}).newest() if runs else None
+    if content is None:
+        raise UserError(f"{records}: holds no whole record of a run yet")
+    return SiteRun(content, Plan.from_json(content["about"]["plan"]))
+
+
+def report(site_run: SiteRun) -> Iterator[str]:
+    """Yield a short report, line by line."""
+    plan, content = site_run.plan, site_run.content
+    rounds = min(content["rounds"], plan.experiment.rounds)
+    yield f"run {plan.run}: {rounds} of {plan.experiment.rounds} rounds of {plan.experiment.method.name}"
+    for name, what in (("chosen", "chosen by this site's validation data"), ("last", "the last")):
+        model = content[name]
+        if model:
+            scores = Scores.from_lists(model["scores"])
+            figures = f"test accuracy {scores.test.accuracy:.1%}, validation {scores.validation.accuracy:.1%}"
+            yield f"{what}: round {model['round'] + 1}, {figures}"
+    diagnostics = content["history"][-1]["diagnostics"]
+    if "relationships" in diagnostics:
+        yield "directed relationships, known here alone:"
+        for site, strength in zip(plan.sites, diagnostics["relationships"], strict=True):
+            own = "  (this site)" if site == site_run.about["site"] else ""
+            yield f"  {site:24} {strength:+.4f}{own}"
+
+
+def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
+    """Write the site's personalised model and its card; return the card's path."""
+    model, about, plan = site_run.content["last" if choice == "last" else "chosen"], site_run.about, site_run.plan
+    if model is None:
+        raise UserError("no model has been evaluated yet; wait for the first round to end")
+    classes = plan.agreement.classes
+    trained = TrainedModel(
+        federation=Federation(plan.experiment, tuple(about["samples"]), tuple(about["shape"]), len(classes)),
+        client=about["site"],
+        clients=len(plan.sites),
+        classes=classes,
+        counts=about["counts"],
+        scores=Scores.from_lists(model["scores"]),
+        round=model["round"],
+        choice=choice,
+        model=(model["vector"], model["buffers"]),
+    )
+    return write_model(trained, to)

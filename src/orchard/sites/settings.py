@@ -1,0 +1,38 @@
+"""What a site decides for itself; no message from the server can change it."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from orchard.errors import UserError
+from orchard.settings import LaxPath, Settings, read_toml, validated
+from orchard.sites.kit import check_kit
+
+FILE = "local/site.toml"
+"""Their path in a site's kit."""
+
+
+class SiteSettings(Settings):
+    """The file `local/site.toml` of a site's kit; paths are relative to the kit's folder."""
+
+    data: LaxPath = Field(description="an .npz, or a folder of images")
+    records: LaxPath = Field(description="outside of the kit, and of this site alone: what a crash must not lose")
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1, description="compute threads; with others, the last bits differ")
+    models: list[str] = Field(
+        default=[], description='networks of your own that a run may name: "package.module:factory"'
+    )
+
+
+def load_site(kit: Path) -> SiteSettings:
+    """Read a site's settings from its kit."""
+    file = kit / FILE
+    check_kit(kit)
+    settings = validated(SiteSettings, read_toml(file), f"{file}: ")
+    home = kit.resolve()
+    places = {"data": home / settings.data, "records": (home / settings.records).resolve()}
+    if places["records"].is_relative_to(home):
+        raise UserError(
+            f"{file}: records = '{settings.records}': must lie outside of the kit, which is replaced at times"
+        )
+    return settings.model_copy(update=places)

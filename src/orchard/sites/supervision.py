@@ -1,0 +1,296 @@
+"""The coordinator's side of a run: submit it, follow it, and submit it again if FLARE gives it up.
+
+FLARE ends a job when a site's process dies, and lets no site rejoin a running job. Only the current round is lost:
+server and sites continue from their own records in a new job. The coordinator's folder is an ordinary run folder
+without models and relationships.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchard.errors import RunFailed, Stopped, UserError
+from orchard.runs.files import write_durably
+from orchard.runs.folder import RunFolder
+from orchard.runs.result import Result
+from orchard.runs.run import make_run_folder
+from orchard.sites.connection import FINISHED, Connection, SiteStatus, printable
+from orchard.sites.job import HEADER
+from orchard.sites.plan import FILE as PLAN
+from orchard.sites.plan import Plan
+
+Say = Callable[[str], None]
+
+STATE = "deploy.json"
+STOP = "stop"
+POLL = 1.0
+SITE_POLL = 3.0
+"""Seconds between checks of which sites are connected."""
+START_SECONDS = 30.0
+"""Seconds that a site has to start a job."""
+MISSES_UNTIL_OVER = 3
+"""A job is over at a party after this many checks in a row in which the party does not know it any more."""
+LOOKS_UNTIL_STUCK = 60
+"""A restarted server never starts a job that it has not started after this many checks in a row."""
+TRIES = 5
+"""The run fails after this many jobs in a row without a complete round."""
+DEATHS_UNTIL_LEFT_OUT = 3
+"""The run continues without a site whose death has ended this many of these jobs."""
+RETRY_SECONDS = 600.0
+"""Seconds after which a site that could not take part, or kept dying, is invited again."""
+
+
+class Supervisor:
+    """Follows one run; this process holds the lock on `folder`."""
+
+    def __init__(self, server: Connection, folder: RunFolder, plan: Plan, say: Say) -> None:
+        self.server, self.folder, self.plan, self.say = server, folder, plan, say
+        self.done = len(folder.rounds())
+        """Rounds whose metrics are complete."""
+        self.shown = self.done
+        self.lost: set[str] = set()
+        """Sites whose loss ended the current job."""
+        self.deaths: dict[str, int] = {}
+        """How many jobs each site's death has ended since the last complete round."""
+        self.left_out: dict[str, float] = {}
+        """When each unstable site was left out, by site."""
+
+    def run(self) -> Result:
+        """Follow the run to its end."""
+        job, tries = self._state().get("job"), 0
+        while True:
+            before = self.done
+            if job is None:
+                job = self._submitted()
+            status = self._watch(job)
+            error = "the server was started anew"
+            if status.startswith(FINISHED):
+                error = self.server.fetch(job, self.folder.path)
+            self.done = len(self.folder.rounds())
+            if self.folder.read("summary.json").get("state") == "finished":
+                return self.folder.result()
+            if self._stopping():
+                raise Stopped(f"stopped after round {self.done + 1}; go on with: {attach_command(self.folder.path)}")
+            left_out = self._count_deaths(error, complete=self.done > before)
+            tries = 0 if self.done > before or left_out else tries + 1
+            if tries >= TRIES:
+                raise RunFailed(f"given up after {tries} tries without a complete round: {error or 'no reason given'}")
+            if error:
+                self.say(f"the job ended: {error}; going on in a new one")
+            job = None
+
+    def _state(self) -> dict[str, Any]:
+        return self.folder.read(STATE)
+
+    def _stopping(self) -> bool:
+        return (self.folder.path / STOP).exists()
+
+    def _count_deaths(self, error: str, *, complete: bool) -> list[str]:
+        """Leave out, for a while, the sites that keep ending jobs, if there are enough others; return them."""
+        lost = self.lost | {site for site in self.plan.sites if error == f"{site}: lost"}
+        self.lost = set()
+        self.deaths = {} if complete else self.deaths | {site: self.deaths.get(site, 0) + 1 for site in lost}
+        left_out = []
+        for site, times in list(self.deaths.items()):
+            others = [other for other in self._awaited() if other != site]
+            if times >= DEATHS_UNTIL_LEFT_OUT and self._enough(others):
+                self.say(f"{site} has ended {times} jobs; going on without it for {RETRY_SECONDS / 60:.0f} minutes")
+                self.left_out[site] = time.monotonic()
+                del self.deaths[site]
+                left_out.append(site)
+        return left_out
+
+    def _awaited(self) -> list[str]:
+        """Return the sites that should take part now."""
+        never = -RETRY_SECONDS
+        return [s for s in self.plan.sites if time.monotonic() - self.left_out.get(s, never) >= RETRY_SECONDS]
+
+    def _enough(self, sites: Sequence[str]) -> bool:
+        """Tell whether a run that has begun can continue with these sites."""
+        return len(sites) >= self.plan.min_sites and self.folder.path.joinpath("federation.json").exists()
+
+    # --- One job ---
+
+    def _submitted(self) -> str:
+        """Wait for the sites, then submit a job for those that are connected; return its id."""
+        for old in self.server.unfinished(self.plan.run):
+            self.server.abort(old)
+        present = self._gathered()
+        job = self.server.submit(self.plan, present)
+        self.folder.write(STATE, {**self._state(), "job": job, "present": list(present)})
+        return job
+
+    def _gathered(self) -> list[str]:
+        """Wait for all sites, or for enough of them once `patience_seconds` have passed; return the connected ones."""
+        began, said = time.monotonic(), ""
+        while True:
+            there = self.server.sites()
+            present = [site for site in self._awaited() if site in there]
+            missing = ", ".join(site for site in self._awaited() if site not in there)
+            patient = time.monotonic() - began < self.plan.agreement.patience_seconds
+            if not missing or (self._enough(present) and not patient):
+                return present
+            if missing != said:
+                self.say(f"waiting for: {missing}")
+                said = missing
+            if self._stopping():
+                raise Stopped(f"stopped; go on with: {attach_command(self.folder.path)}")
+            time.sleep(POLL)
+
+    def _watch(self, job: str) -> str:
+        """Follow a job until it is over and return its status; end it if a site was lost or an absent one is back."""
+        began = looked = time.monotonic()
+        over = stuck = 0
+        asked: dict[str, Any] = {}
+        missed: dict[str, int] = {}
+        """By site that has run the job, or had time to start it: checks in a row in which it did not run it."""
+        while True:
+            status = self.server.status(job)
+            over = over + 1 if self.server.is_over(job, status) else 0
+            if status.startswith(FINISHED) or over >= MISSES_UNTIL_OVER:
+                return status
+            stuck = stuck + 1 if status == "DISPATCHED" and self.server.began_after(job) else 0
+            if stuck >= LOOKS_UNTIL_STUCK:
+                self.server.abort(job)
+            if self._stopping():
+                asked = {"stop": True}
+            progress = self.server.progress(job, {**asked, "since": self.done})
+            self._mirror(progress)
+            if progress and time.monotonic() - looked > SITE_POLL:  # sites come and go while a job starts or ends
+                looked = time.monotonic()
+                there = self.server.sites()
+                if looked - began > START_SECONDS:
+                    missed = dict.fromkeys(self._state().get("present", []), 0) | missed
+                lost = self._lost(job, there, missed)
+                back = self._returned(there)
+                again = self._asked_again(there, progress["out"]) if looked - began > RETRY_SECONDS else []
+                if lost:
+                    self.say(f"lost: {', '.join(lost)}")
+                    self.lost |= set(lost)
+                    self.server.abort(job)
+                    missed.clear()
+                elif (back or again) and not asked:
+                    self.say(f"{', '.join(back + again)}: there; asked to take part from the next round on")
+                    asked = {"stop": True}
+            time.sleep(POLL)
+
+    def _lost(self, job: str, there: dict[str, SiteStatus], missed: dict[str, int]) -> list[str]:
+        """Return the sites that should run a job but answered several times in a row that they do not."""
+        for site, seen in there.items():
+            if job in seen.jobs:
+                missed[site] = 0
+            elif site in missed:
+                missed[site] += 1
+        return [site for site, times in missed.items() if times >= MISSES_UNTIL_OVER]
+
+    def _returned(self, there: dict[str, SiteStatus]) -> list[str]:
+        return [site for site in self._awaited() if site in there and site not in self._state().get("present", [])]
+
+    def _asked_again(self, there: dict[str, SiteStatus], out: list[str]) -> list[str]:
+        """Return the connected sites that could not take part when they were invited."""
+        return [site for site in self._awaited() if site in there and site in out]
+
+    # --- The folder ---
+
+    def _mirror(self, progress: dict[str, Any] | None) -> None:
+        """Write new files and metrics of the run into the folder, and report new rounds."""
+        if progress is None:
+            return
+        for name in HEADER:
+            if name in progress["files"] and not (self.folder.path / name).exists():
+                write_durably(self.folder.path / name, str(progress["files"][name]))
+        lines = progress["lines"]
+        try:
+            said = {line["round"]: self._line(line) for line in lines}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunFailed("the server's figures make no sense") from None
+        with (self.folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            for line in lines[:-1]:
+                file.write(json.dumps(line) + "\n")
+        self.done += len(lines[:-1])
+        for round, text in said.items():
+            if round >= self.shown:
+                self.say(text)
+                self.shown = round + 1
+
+    def _line(self, line: dict[str, Any]) -> str:
+        """Return a line about a round: the mean accuracy, each site's accuracy, and failures."""
+        accuracy = line["after_training"]["test"]["accuracy"]
+        known = [a for a in accuracy if a is not None]
+        mean = f"mean {sum(known) / len(known):.1%}" if known else "nobody"
+        each = [
+            f"{site} {'-' if a is None else format(a, '.1%')}"
+            for site, a in zip(self.plan.sites, accuracy, strict=True)
+        ]
+        failures = [printable(str(reason)) for reason in line["failures"].values()]
+        rounds = self.plan.experiment.rounds
+        return "  ".join([f"round {line['round'] + 1}/{rounds}", mean, *each, f"{line['seconds']:.1f} s", *failures])
+
+
+# --- Commands ---
+
+
+def begin(plan: Plan, kit: Path, path: Path, say: Say) -> Result:
+    """Submit a run and follow it to its end."""
+    make_run_folder(path)
+    try:
+        write_durably(path / PLAN, plan.to_json())
+        write_durably(path / STATE, json.dumps({"kit": str(kit.resolve()), "run": plan.run}))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be used as a folder: {error.strerror}") from None
+    return attach(path, None, say)
+
+
+def attach(path: Path, kit: Path | None, say: Say) -> Result:
+    """Follow a run that was submitted earlier to its end."""
+    plan, home = planned(path), kit or kit_of(path)
+    with RunFolder(path).locked() as folder, Connection(home) as server:
+        if folder.read("summary.json").get("state") == "finished":
+            return folder.result()
+        (path / STOP).unlink(missing_ok=True)
+        return Supervisor(server, folder, plan, say).run()
+
+
+def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
+    """Stop a run after its current round, or at once; a process that follows it ends too."""
+    plan, home = planned(path), kit or kit_of(path)
+    (path / STOP).write_text("", "utf-8")
+    with Connection(home) as server:
+        silent: dict[str, int] = {}
+        """By job, checks in a row without an answer; a job that never answers has not started, or never will."""
+        while jobs := server.unfinished(plan.run):
+            for job in jobs:
+                answered = not now and server.progress(job, {"stop": True})
+                silent[job] = 0 if answered else silent.get(job, 0) + 1
+                if now or silent[job] >= LOOKS_UNTIL_STUCK:
+                    server.abort(job)
+            time.sleep(POLL)
+    say(f"stopped; go on with: {attach_command(path)}")
+
+
+def planned(path: Path) -> Plan:
+    """Return the plan of a run that this coordinator submitted."""
+    try:
+        return Plan.from_json((path / PLAN).read_text("utf-8"))
+    except OSError:
+        raise UserError(f"{path}: is not the folder of a run on sites: it has no {PLAN}") from None
+
+
+def kit_of(path: Path) -> Path:
+    """Return the kit that a run was submitted with."""
+    return Path(RunFolder(path).read(STATE).get("kit", ""))
+
+
+def attach_command(path: Path) -> str:
+    """Return the command that follows a run again."""
+    return f"orchard deploy attach {path}"
+
+
+def site_table(sites: Sequence[str], there: dict[str, SiteStatus]) -> list[tuple[str, str, str]]:
+    """Return each site's name, whether it is connected, and how many jobs it runs."""
+    return [
+        (site, "connected" if site in there else "absent", str(len(there[site].jobs)) if site in there else "-")
+        for site in sites
+    ]

@@ -1,0 +1,216 @@
+"""A site's worker: it checks the server's messages, runs its client's rounds, and answers.
+
+Only what `orchard.engines.flare.messages` has fields for can leave the site. Of an error only a category leaves; the
+site's own log has the details.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchard import __version__
+from orchard.core.contract import Client, ClientUpdate, Download
+from orchard.core.federation import Federation
+from orchard.core.models import MODELS, draws_randomly
+from orchard.core.training import ClientContext, NotFinite
+from orchard.core.vector import Model
+from orchard.data.clients import FederatedData
+from orchard.data.site import site_data
+from orchard.engines.client_round import check_single_samples, run_client_round
+from orchard.engines.flare.messages import (
+    Bounds,
+    Enrolment,
+    Message,
+    MessageRejected,
+    pack_enrolment,
+    pack_update,
+    unpack_download,
+    version_of,
+)
+from orchard.engines.memory import Stacker
+from orchard.errors import UserError
+from orchard.experiment import Experiment
+from orchard.method import Moment
+from orchard.sites.plan import Plan
+from orchard.sites.record import SiteRecord, SiteRound, update_of
+from orchard.sites.settings import SiteSettings
+
+log = logging.getLogger(__name__)
+
+CATEGORIES: dict[type[BaseException], str] = {
+    NotFinite: "training not finite",
+    UserError: "refused by the site",
+    MemoryError: "out of memory",
+    OSError: "disk",
+}
+
+
+@dataclass
+class Enrolled:
+    """What a site knows once it has seen the plan."""
+
+    plan: Plan
+    settings: SiteSettings
+    index: int
+    data: FederatedData
+    record: SiteRecord
+
+    @property
+    def experiment(self) -> Experiment:
+        """The planned experiment."""
+        return self.plan.experiment
+
+
+@dataclass
+class Started:
+    """What a site knows once it has seen the federation."""
+
+    federation: Federation
+    bounds: Bounds
+    client: Client
+    context: ClientContext
+    initial: tuple[dict[str, Any], dict[str, Tensor]]
+    """The client's state and the buffers before the first round."""
+
+
+class SiteWorker:
+    """One site in one run.
+
+    `signed` is the plan as the coordinator signed it; a message with another plan is rejected.
+    """
+
+    def __init__(self, name: str, settings: Callable[[], SiteSettings], signed: str | None = None) -> None:
+        self.name, self.settings, self.signed = name, settings, signed
+        self.enrolled: Enrolled | None = None
+        self.started: Started | None = None
+
+    def handle(self, message: Message) -> Message:
+        """Answer a message; of an error, report the category only."""
+        handlers = {"enrol": self._enrol, "start": self._start, "round": self._round}
+        try:
+            handler = handlers.get(message.get("what", ""))
+            if handler is None:
+                raise MessageRejected("unknown message")
+            return {"site": self.name, **handler(message)}
+        except MessageRejected as rejected:
+            log.warning("rejected: %s", rejected)
+            return {"site": self.name, "failure": str(rejected), "orchard": __version__}
+        except Exception as error:
+            log.exception("the round failed")
+            kinds = (word for kind, word in CATEGORIES.items() if isinstance(error, kind))
+            return {"site": self.name, "failure": next(kinds, "error")}
+
+    # --- Messages ---
+
+    def _enrol(self, message: Message) -> Message:
+        if version_of(message) != __version__:
+            log.error("the server runs Orchard %s, this site %s", version_of(message), __version__)
+            raise MessageRejected("other version of orchard")
+        if self.signed is not None and message.get("plan") != self.signed:
+            raise MessageRejected("not the signed plan")
+        plan = Plan.from_json(str(message.get("plan")))
+        self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
+        torch.set_num_threads(self.enrolled.settings.threads)
+        return pack_enrolment(Enrolment(self.enrolled.data.shape, self.enrolled.record.about["counts"]))
+
+    def _start(self, message: Message) -> Message:
+        if self.enrolled is None:
+            raise MessageRejected("not enrolled")
+        self.started = started(self.enrolled, message.get("samples"), message.get("shape"))
+        nothing = ClientUpdate({}, tuple(self.started.client.select(0)), None, None, None)
+        return pack_update(nothing, 0)
+
+    def _round(self, message: Message) -> Message:
+        if self.enrolled is None or self.started is None:
+            raise MessageRejected("not started")
+        known, now = self.enrolled, self.started
+        download = unpack_download(message, known.experiment.rounds, now.bounds)
+        with known.record.locked(known.plan.agreement.round_seconds):
+            return pack_update(_recorded_round(known, now, download), download.round)
+
+
+# --- A round ---
+
+
+def _recorded_round(known: Enrolled, now: Started, download: Download) -> ClientUpdate:
+    """Run a round and record it on disk; a round that was run before is read from its record."""
+    done = known.record.for_round(download.round)
+    if done is not None and done["rounds"] == download.round + 1:
+        return update_of(done)
+    state, buffers = (done["client"], done["buffers"]) if done else now.initial
+    now.client.restore(state)
+    network = now.context.network
+    network.load_buffers(buffers)
+    models: dict[Moment, Model] = {}
+
+    def keep(moment: Moment, model: Tensor) -> None:
+        models[moment] = (model, network.buffers())
+
+    update = run_client_round(now.client, now.context, download, now.federation.traffic, keep)
+    moment = known.experiment.method.moment
+    site_round = SiteRound(
+        round=download.round,
+        update=update,
+        client=now.client.state(),
+        buffers=network.buffers() if download.round < known.experiment.rounds else buffers,
+        diagnostics=now.client.diagnostics(),
+        moment=moment,
+        model=models.get(moment),
+    )
+    known.record.write(done, site_round)
+    return update
+
+
+# --- Getting ready ---
+
+
+def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
+    """Check a plan against what this site allows, and load its data."""
+    if name not in plan.sites:
+        raise MessageRejected("not a site of this run")
+    model = plan.experiment.model
+    if model not in MODELS and model not in settings.models:  # before anything of that name is imported
+        raise MessageRejected("model not allowed here")
+    index = plan.sites.index(name)
+    data = site_data(settings.data, name, index, tuple(plan.agreement.classes), plan.experiment)
+    counts = {part: rows[0] for part, rows in data.class_counts().items()}
+    about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "counts": counts}
+    record = SiteRecord(settings.records / plan.run, about)
+    before = record.newest()
+    if before is not None and before["about"]["data"] != about["data"]:
+        raise MessageRejected("data changed")
+    if before is not None and not _same_run(Plan.from_json(before["about"]["plan"]), plan):
+        raise MessageRejected("plan changed")
+    return Enrolled(plan, settings, index, data, record)
+
+
+def _same_run(one: Plan, other: Plan) -> bool:
+    same_classes = one.agreement.classes == other.agreement.classes
+    return same_classes and (one.sites, one.experiment) == (other.sites, other.experiment)
+
+
+def started(known: Enrolled, samples: object, shape: object) -> Started:
+    """Make the client and its network; raise if the federation does not fit the plan and this site's data."""
+    own = len(known.data.clients[0].train.y)
+    if (
+        not isinstance(samples, list | tuple)
+        or len(samples) != len(known.plan.sites)
+        or not all(isinstance(n, int) and n > 0 for n in samples)
+        or samples[known.index] != own
+        or tuple(shape if isinstance(shape, list | tuple) else ()) != known.data.shape
+    ):
+        raise MessageRejected("not this federation")
+    experiment, data = known.experiment, known.data
+    federation = Federation(experiment, tuple(samples), data.shape, len(data.classes), known.settings.device)
+    known.record.about |= {"samples": list(samples), "shape": list(data.shape)}
+    client = experiment.method.client(known.index, federation)
+    network = federation.network()
+    held = data.clients[0].to(network.vector)
+    check_single_samples(network, data.shape, experiment, [held])
+    context = ClientContext(known.index, experiment, held, network, draws_randomly(network, data.shape), Stacker())
+    bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
+    return Started(federation, bounds, client, context, (client.state(), network.buffers()))

@@ -1,0 +1,27 @@
+"""Text for people: suggest names, make them printable, shorten them."""
+
+import difflib
+import unicodedata
+from collections.abc import Sequence
+
+NOT_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Unicode categories that do not print: controls, surrogates, line and paragraph separators."""
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown name: the nearest known name, else all known names."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+def readable(name: str) -> str:
+    """Escape the characters that cannot be printed, such as bytes of a file name that are not text."""
+    return "".join(
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in NOT_TEXT else character
+        for character in name
+    )
+
+
+def shortened(name: str, length: int) -> str:
+    """Cut a name to at most `length` characters."""
+    return name if len(name) <= length else name[: length - 1] + "…"
