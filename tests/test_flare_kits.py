@@ -68,13 +68,13 @@ def test_a_kit_that_was_cut_off_in_the_making_does_not_pass_for_one(
             raise KeyboardInterrupt
         narrow(kit, name, consortium)
 
-    monkeypatch.setattr(provision, "_narrow", cut_off)
+    monkeypatch.setattr(provision, "_restrict", cut_off)
     with pytest.raises(KeyboardInterrupt):
         make_kits(agreed, tmp_path)
     assert not (tmp_path / "south").exists()
     (tmp_path / ".south.new" / "startup").mkdir(parents=True)  # cut off in the copying
     (tmp_path / ".south.new" / "startup" / "old.key").write_text("")
-    monkeypatch.setattr(provision, "_narrow", narrow)
+    monkeypatch.setattr(provision, "_restrict", narrow)
     make_kits(agreed, tmp_path)
     assert not (tmp_path / "south" / "startup" / "old.key").exists()
     for name in ("north", "south", "hub.example.org"):
