@@ -15,7 +15,15 @@ from orchard.methods import method_settings
 from orchard.methods.apple import Apple
 from orchard.paper import tuning
 from orchard.paper.document import document
-from orchard.paper.protocol import ROWS, WITHOUT_PENALTY, apple_parameters, base_experiment, contenders, published
+from orchard.paper.protocol import (
+    ROWS,
+    WITHOUT_PENALTY,
+    apple_parameters,
+    base_experiment,
+    contenders,
+    published,
+    row_labels,
+)
 from orchard.paper.reproduce import Cell, Reproduction, Run, Task, reproduce
 from orchard.paper.tuning import tuned, with_parameters, with_rates
 from orchard.paper.wording import claims, course_rows, table_rows
@@ -127,8 +135,41 @@ def test_a_table_is_kept_read_back_and_written_down(tmp_path: Path) -> None:
     assert "    orchard reproduce table1 --dataset mnist --partition practical --scale desk --seeds 1,2 " in text
     assert text.endswith("It is so because of this.\n")
     since = {name: values for name, values in found.environment.items() if name != "code"}
-    replace(found, environment={**since, "results_version": [1]}).write(tmp_path)
-    assert "; results version 1, commit 123.\n" in document(tmp_path)
+    replace(found, environment={**since, "results_version": [1]}).write(tmp_path / "since")
+    assert "; results version 1, commit 123.\n" in document(tmp_path / "since")
+
+
+def test_a_table_grows_row_by_row_and_seed_by_seed(tmp_path: Path) -> None:
+    first = made({"separate": 0.5})
+    first.write(tmp_path)
+    assert "Not measured yet: fedavg, fedavg-local, " in document(tmp_path)
+    assert "APPLE first?" not in document(tmp_path)
+    since = [replace(run, results_version=1) for run in made({"apple": 0.9}).cells[0].runs]
+    later = made({"apple": 0.9})
+    later = replace(
+        later, cells=[replace(later.cells[0], runs=since)], environment={"code": [], "results_version": [1]}
+    )
+    found = Reproduction.read(later.write(tmp_path))
+    assert [cell.label for cell in found.cells] == ["separate", "apple"], "in the order of the paper's table"
+    assert found.environment["code"] == ["abc", "def"]
+    assert found.environment["results_version"] == [1]
+    assert "By an older version of the code: separate." in document(tmp_path)
+    again = replace(
+        first, cells=[replace(first.cells[0], runs=[Run(2, 0.7, 0.6, 0.6, 60, [0.7]), Run(3, 0, 0, 0, 1, [0])])]
+    )
+    found = Reproduction.read(again.write(tmp_path))
+    assert [(run.seed, run.bmcta) for run in found.cells[0].runs] == [(1, 0.49), (2, 0.7), (3, 0.0)]
+    whole = made(dict.fromkeys(row_labels("table1", 12), 0.5))
+    whole.write(tmp_path)
+    assert "Not measured yet" not in document(tmp_path)
+    assert "APPLE first?" in document(tmp_path)
+
+
+def test_the_rows_of_a_table_are_those_that_are_run() -> None:
+    for dataset in ("mnist", "digits"):
+        base = base_experiment(dataset, "practical", "desk")
+        for table in ("table1", "table2"):
+            assert row_labels(table, base.clients) == [row.label for row in contenders(table, base)]
 
 
 def test_the_course_of_a_table_by_hand() -> None:
@@ -268,7 +309,6 @@ def test_what_cannot_be_done_is_refused_before_anything_is_run(tmp_path: Path) -
         (["--dataset", "./file"], "dataset = './file': unknown"),
         (["--dataset", "digits", "--results", "file"], "--results file: cannot be written: File exists"),
         (["--dataset", "digits", "--rows", "aple"], "--rows: table1 has no 'aple'; did you mean 'apple'?"),
-        (["--dataset", "digits", "--rows", "apple", "--results", "."], "--rows: figures and what --results keeps are"),
     ):
         refused = orchard_command("reproduce", "table1", "--scale", "smoke", *options, cwd=tmp_path)
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr

@@ -199,8 +199,8 @@ def reproduce(
     table: Table = "table2" if part == "table2" else "table1"
     options = RunOptions(data_dir=data_dir, workers=workers)
     wanted = listed("rows", rows) if rows is not None else []
-    if wanted and (results or part == "figures"):
-        raise UserError("--rows: figures and what --results keeps are of whole tables")
+    if wanted and part == "figures":
+        raise UserError("--rows: figures are of whole tables")
     task = Task(table, dataset, partition, scale, seeds_of(seeds), out, options, tune, wanted)
     task.grid()  # raises if it is not valid, before any folder is made
     if results:

@@ -28,13 +28,15 @@ def _section(found: Reproduction, folder: Path) -> str:
     shared = found.shared
     made = {name: " and ".join(map(_shortened, values)) for name, values in found.environment.items()}
     commit = f", commit {made['git_commit']}" if any(found.environment["git_commit"]) else ""
-    code = f"code {made['code']}" if "code" in made else f"results version {made['results_version']}"
+    versions = {"code": "code", "results_version": "results version"}
+    code = ", ".join(f"{text} {made[name]}" for name, text in versions.items() if made.get(name, "None") != "None")
     how = (
         f"{seeds}; {shared['clients']} clients, {shared['rounds']} rounds of {shared['epochs']} epochs, "
         f"{shared['fraction']:.0%} of the training data; torch {made['torch']}, {made['cpu']}, "
         f"{made['cores']} cores; {code}{commit}."
     )
-    title = f"{found.dataset}, {found.partition}: {TITLES[found.table]}{', tuned' if found.tuned else ''}"
+    scale = ", at the paper's scale" if found.scale == "paper" else ""
+    title = f"{found.dataset}, {found.partition}: {TITLES[found.table]}{scale}{', tuned' if found.tuned else ''}"
     return "\n\n".join(
         part
         for part in (
@@ -42,7 +44,9 @@ def _section(found: Reproduction, folder: Path) -> str:
             f"BMCTA in %. Scale `{found.scale}`; {how}",
             f"    {found.command}",
             _markdown(table_rows(found)),
-            "\n".join(f"- {claim}" for claim in claims(found)),
+            f"Not measured yet: {', '.join(found.missing)}." if found.missing else "",
+            f"By an older version of the code: {', '.join(found.older)}." if found.older else "",
+            "" if found.missing else "\n".join(f"- {claim}" for claim in claims(found)),
             _markdown(course_rows(found)),
             _text(folder / f"{found.name}.md"),
         )

@@ -67,6 +67,13 @@ def contenders(table: Table, base: Experiment) -> list[Contender]:
     ]
 
 
+def row_labels(table: Table, clients: int) -> list[str]:
+    """Return the labels of a table's rows, in its order."""
+    if table == "table1":
+        return [*ROWS, WITHOUT_PENALTY, "apple"]
+    return [f"{name}-{budget}" for budget in budgets(clients) for name in ("fedfomo", "apple")]
+
+
 def budgets(clients: int) -> dict[int, int | None]:
     """Return Table 2's budgets M for so many clients; None means no limit, for M = all other clients."""
     limits = [budget for budget in BUDGETS if budget < clients - 1]

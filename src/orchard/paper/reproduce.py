@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from orchard.errors import UserError
 from orchard.experiment import RunOptions
-from orchard.paper.protocol import Scale, SplitName, Table, base_experiment, contenders, published
+from orchard.paper.protocol import Scale, SplitName, Table, base_experiment, contenders, published, row_labels
 from orchard.paper.tuning import tuned
 from orchard.runs.comparison import Spread
 from orchard.runs.files import to_json, write_durably
@@ -31,6 +31,8 @@ class Run:
     seconds: float
     curve: list[float]
     """The mean client test accuracy by round."""
+    results_version: int | None = None
+    """Of the code that ran it; code from before there were versions has none."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,37 @@ class Reproduction:
         seeds = "" if self.seeds == [42] else f" --seeds {','.join(map(str, self.seeds))}"
         return f"orchard reproduce {what}{seeds}{' --tune' if self.tuned else ''} --results results"
 
+    @property
+    def missing(self) -> list[str]:
+        """The rows of the paper's table that are not measured yet."""
+        measured = {cell.label for cell in self.cells}
+        return [label for label in row_labels(self.table, self.shared["clients"]) if label not in measured]
+
+    @property
+    def older(self) -> list[str]:
+        """The rows that an older version of the code has measured than others."""
+        versions = {cell.label: min(run.results_version or 0 for run in cell.runs) for cell in self.cells}
+        return [label for label, version in versions.items() if version < max(versions.values())]
+
+    def merged(self, before: Self) -> Self:
+        """Return this with the rows and seeds that were measured before and are not measured again."""
+        cells = {cell.label: cell for cell in before.cells}
+        for cell in self.cells:
+            again = {run.seed for run in cell.runs}
+            kept = [run for run in cells[cell.label].runs if run.seed not in again] if cell.label in cells else []
+            cells[cell.label] = replace(cell, runs=sorted([*kept, *cell.runs], key=lambda run: run.seed))
+        labels = row_labels(self.table, self.shared["clients"])
+        made = {
+            name: list(dict.fromkeys([*before.environment.get(name, []), *self.environment.get(name, [])]))
+            for name in {**before.environment, **self.environment}
+        }
+        return replace(self, cells=[cells[label] for label in labels if label in cells], environment=made)
+
     def write(self, folder: Path) -> Path:
-        """Write it as a JSON file into a folder; return the file."""
+        """Write it into the table's JSON file in a folder, beside what is there; return the file."""
         path = folder / f"{self.name}.json"
-        text = to_json(asdict(self), indent=1, ensure_ascii=False)
+        whole = self.merged(type(self).read(path)) if path.exists() else self
+        text = to_json(asdict(whole), indent=1, ensure_ascii=False)
         flat = re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +201,7 @@ def _run(seed: int, run: Measured) -> Run:
         validation_selected=figures.validation_selected.accuracy,
         seconds=round(run.result.seconds),
         curve=[round(accuracy, 5) for accuracy in run.curve],
+        results_version=run.folder.read("environment.json").get("results_version"),
     )
 
 
