@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
-from orchard.data.catalogue import DEFAULTS, NAMES
+from orchard.data.catalogue import DEFAULTS, NAMES, WRITERS
 from orchard.data.layout import comes_by_client, subfolders
-from orchard.data.partitions import Partition, Practical
+from orchard.data.partitions import Partition, Practical, Writers
+from orchard.data.shifts import Shift
 from orchard.errors import UserError
 from orchard.method import MethodSettings
 from orchard.settings import LaxPath, Settings, named, read_toml, validated
@@ -45,6 +46,9 @@ class Experiment(Settings):
     fraction: float = Field(default=1.0, gt=0, le=1, description="share of the training data used; tests stay whole")
     clients: int = Field(default=12, ge=1)
     partition: Partition = Practical()
+    shift: Shift | None = Field(
+        default=None, description="a difference between groups of clients: labels, invert, rotate, blur or noise"
+    )
     method: Method = Field(default_factory=lambda: _method("apple"), validate_default=True)
     model: str | Callable[..., Any] = Field(default="cnn", description='a name, a factory, or "package.module:factory"')
     rounds: int = Field(default=160, ge=1)
@@ -67,6 +71,8 @@ class Experiment(Settings):
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         defaults = {"partition": {"name": "practical"}, **_dataset_defaults(str(values.get("dataset", "digits")))}
         partition = values.get("partition")
+        if isinstance(partition, Writers) or named(partition) == {"name": "writers"}:
+            defaults["clients"] = WRITERS
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}
         return {**defaults, **values}

@@ -19,7 +19,9 @@ ExperimentFile = Annotated[Path | None, typer.Argument(help="A TOML file; withou
 Dataset = Annotated[str | None, typer.Option(help="A dataset's name.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are; else $ORCHARD_DATA.")]
 Fraction = Annotated[float | None, typer.Option(help="Share of the training data to use.")]
-Partition = Annotated[str | None, typer.Option(help="pathological, practical, dirichlet, iid, column or given.")]
+Partition = Annotated[
+    str | None, typer.Option(help="pathological, practical, dirichlet, iid, column, writers or given.")
+]
 Clients = Annotated[int | None, typer.Option(help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]

@@ -311,6 +311,9 @@ CATALOGUE: Mapping[str, Entry] = {
 NAMES = frozenset({*CATALOGUE, "arrays"})
 """All names of datasets; anything else is a path."""
 
+WRITERS = 14
+"""The forms that the embedded digits were written on."""
+
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "arrays": {"partition": {"name": "given"}},
     "digits": {"clients": 8, "partition": {"name": "dirichlet", "alpha": 0.5}, "batch_size": 16, "rounds": 25},

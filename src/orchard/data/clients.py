@@ -14,8 +14,9 @@ from torch import Tensor
 from orchard.data.datasets import load_dataset
 from orchard.data.image_folders import alike, class_names, read_class_folders
 from orchard.data.layout import comes_by_client, subfolders
-from orchard.data.partitions import Column, Given, Indices, Matrix, assign, keep_fraction, partition_matrix
+from orchard.data.partitions import Column, Given, Indices, Matrix, Writers, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, as_samples, image_samples, numbered_classes, split_by_class
+from orchard.data.shifts import groups_of, shift_samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.randomness import generator
@@ -50,6 +51,8 @@ class FederatedData:
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     matrix: Matrix | None = None
+    groups: tuple[int, ...] | None = None
+    """The group of each client, if the data were shifted."""
 
     def fingerprint(self) -> str:
         """Return a hash of all clients' samples and labels."""
@@ -71,7 +74,8 @@ class FederatedData:
         """Return how the data are distributed."""
         matrix = None if self.matrix is None else self.matrix.tolist()
         names = [client.name for client in self.clients]
-        return DataDistribution(names, list(self.classes), list(self.shape), matrix, self.class_counts())
+        groups = None if self.groups is None else list(self.groups)
+        return DataDistribution(names, list(self.classes), list(self.shape), matrix, self.class_counts(), groups)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class DataDistribution:
     """Each client's share (columns) of each class (rows); None if the data were not divided by shares."""
     counts: dict[str, list[list[int]]]
     """Samples of each client (outer) in each class (inner), in the parts train, validation and test."""
+    groups: list[int] | None = None
+    """The group of each client, if the data were shifted."""
 
     def totals(self) -> Indices:
         """Count the samples of each client (rows) in each class (columns), all parts together."""
@@ -99,8 +105,8 @@ def federated_data(experiment: Experiment, data_dir: Path | None = None) -> Fede
         given, divided = "come client by client; use 'given'", "do not come client by client; use another partition"
         raise UserError(f"partition.name = {experiment.partition.name!r}: the data {given if by_client else divided}")
     if by_client:
-        return _client_folders(Path(experiment.dataset), experiment)
-    return divide(load_dataset(experiment, data_dir), experiment)
+        return shifted(_client_folders(Path(experiment.dataset), experiment), experiment)
+    return shifted(divide(load_dataset(experiment, data_dir), experiment), experiment)
 
 
 def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
@@ -109,7 +115,7 @@ def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     kept = keep_fraction(labels, experiment.fraction, seed)
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
     matrix = None
-    if isinstance(experiment.partition, Column):
+    if isinstance(experiment.partition, Column | Writers):
         names, mine, tests = _by_owner(dataset, experiment, kept)
     else:
         matrix = partition_matrix(experiment.partition, len(dataset.classes), experiment.clients)
@@ -126,7 +132,10 @@ def _by_owner(
     dataset: Dataset, experiment: Experiment, kept: Indices
 ) -> tuple[list[str], list[Indices], list[Indices]]:
     """Return the owners' names from a column, and the indices of each owner's training and test samples."""
-    if dataset.owners is None:
+    embedded = experiment.dataset == "digits"
+    if isinstance(experiment.partition, Writers) and not embedded:
+        raise UserError(f"partition.name = 'writers': only the dataset 'digits' has writers, not {experiment.dataset}")
+    if dataset.owners is None or (isinstance(experiment.partition, Column) and embedded):
         raise UserError(f"partition.name = 'column': only an .npz of your own has columns, not {experiment.dataset}")
     train, test = dataset.owners
     owners = np.unique(np.concatenate([train, test]))
@@ -222,7 +231,22 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
         raise UserError(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
     clients = [client_of_arrays(given, i, experiment) for i, given in enumerate(arrays)]
     labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
-    return _checked(clients, numbered_classes(labels))
+    return shifted(_checked(clients, numbered_classes(labels)), experiment)
+
+
+def shifted(data: FederatedData, experiment: Experiment) -> FederatedData:
+    """Return the data with the experiment's shift between groups of clients, if it has one."""
+    shift, seed = experiment.shift, experiment.partition.seed
+    if shift is None:
+        return data
+    groups = groups_of(len(data.clients), shift, seed)
+    clients = []
+    for i, (client, group) in enumerate(zip(data.clients, groups, strict=True)):
+        draws = [generator(seed, f"shift {part}", i) for part in PARTS]
+        held = (client.train, client.validation, client.test)
+        parts = [shift_samples(s, shift, group, len(data.classes), d) for s, d in zip(held, draws, strict=True)]
+        clients.append(ClientData(client.name, *parts))
+    return replace(data, clients=tuple(clients), groups=tuple(groups))
 
 
 def client_of_arrays(given: ClientArrays, index: int, experiment: Experiment) -> ClientData:

@@ -69,15 +69,22 @@ class Column(Ownership):
         return values
 
 
+class Writers(Ownership):
+    """Each client holds the digits of one form: a natural partition, of the embedded digits only."""
+
+    name: Literal["writers"] = "writers"
+
+
 class Given(Ownership):
     """The data come client by client and are not divided further."""
 
     name: Literal["given"] = "given"
 
 
-PartitionSettings = Pathological | Practical | Dirichlet | IID | Column | Given
+PartitionSettings = Pathological | Practical | Dirichlet | IID | Column | Writers | Given
 PARTITIONS: Mapping[str, type[PartitionSettings]] = {
-    kind.model_fields["name"].default: kind for kind in (Pathological, Practical, Dirichlet, IID, Column, Given)
+    kind.model_fields["name"].default: kind
+    for kind in (Pathological, Practical, Dirichlet, IID, Column, Writers, Given)
 }
 
 
@@ -109,7 +116,7 @@ def partition_matrix(partition: PartitionSettings, classes: int, clients: int) -
         case IID():
             share = np.nextafter(1 / clients, 1)  # rounded up, so that truncating n/N does not lose a sample
             return np.full((classes, clients), share)
-        case Column() | Given():
+        case Column() | Writers() | Given():
             raise TypeError("data that come with their owners have no matrix of shares")
 
 

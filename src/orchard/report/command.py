@@ -31,6 +31,16 @@ def command_of(experiment: Experiment) -> str | None:
 
 def _assignments(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
     """Return a `--set` for every value that is not the default, written as TOML."""
-    changed = {key: value for key, value in values.items() if value is not None and value != defaults[key]}
-    texts = (prefix + tomli_w.dumps({key: value}).strip().replace(" = ", "=", 1) for key, value in changed.items())
-    return [word for text in texts for word in ("--set", text)]
+    changed = {key: value for key, value in _flat(values).items() if value is not None and value != defaults.get(key)}
+    return [word for key, value in changed.items() for word in ("--set", f"{prefix}{key}={_toml(value)}")]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of groups of settings under names like ``shift.kind``."""
+    groups = {key: value for key, value in values.items() if isinstance(value, dict)}
+    inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}
+    return {key: value for key, value in values.items() if key not in groups} | inner
+
+
+def _toml(value: Any) -> str:
+    return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")

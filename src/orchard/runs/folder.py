@@ -110,7 +110,8 @@ class RunFolder:
         if not known:
             raise UserError(f"{self.path}: this run was stopped before it began")
         try:
-            distribution = DataDistribution(**{field.name: known[field.name] for field in fields(DataDistribution)})
+            names = {field.name for field in fields(DataDistribution)}
+            distribution = DataDistribution(**{name: known[name] for name in known if name in names})
             return Result.of(experiment, distribution, known["initial_diagnostics"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.path / 'federation.json'}: is damaged: {error!r}") from None

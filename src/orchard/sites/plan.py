@@ -71,6 +71,8 @@ class Plan(Settings):
                 raise ValueError(f"sites: {site!r}: letters, digits and hyphens make a name")
         if experiment.clients != len(self.sites) or experiment.partition.name != "given":
             raise ValueError("experiment: clients are the sites, and their data are given")
+        if experiment.shift is not None:
+            raise ValueError("experiment.shift: the sites' data are as they are")
         if not isinstance(experiment.model, str):
             raise ValueError("experiment.model: must be named, since code does not travel")
         if minimum is not None and minimum > len(self.sites):
