@@ -13,10 +13,10 @@ from orchard.engines.pages import use_large_pages
 from orchard.errors import DataWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
-from orchard.cli import data, deploy, looking, running, site
+from orchard.cli import running, panel, looking, data, deploy, site  # in the order of --help
 # isort: on
 
-__all__ = ["app", "data", "deploy", "looking", "main", "running", "site"]
+__all__ = ["app", "data", "deploy", "looking", "main", "panel", "running", "site"]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.data.catalogue import CATALOGUE, Entry
-from orchard.data.download import data_folder
+from orchard.data.download import is_at_hand
 from orchard.text import shortened
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ def catalogue_table(chosen: Path | None) -> Table:
         at_hand = "yes" if is_at_hand(entry, chosen) else "-"
         table.add_row(name, str(len(entry.classes)), str(entry.channels), entry.licence, at_hand, entry.title)
     return table
-
-
-def is_at_hand(entry: Entry, chosen: Path | None) -> bool:
-    """Tell whether a dataset is available locally: all files of at least one image size."""
-    folder = data_folder(chosen)
-    sizes = entry.files.values()
-    return not sizes or any(all((folder / source.file).exists() for source in files) for files in sizes)
 
 
 def entry_text(name: str, entry: Entry) -> str:

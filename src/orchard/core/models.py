@@ -22,18 +22,24 @@ from orchard.text import nearest
 _global_generator = threading.RLock()
 
 
+def _pixels_after_convolutions(shape: tuple[int, int, int]) -> int:
+    """Return the pixels that two 5×5 convolutions, each with 2×2 pooling, leave of an image."""
+    _, height, width = shape
+    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    if min(sides) < 1:
+        raise ValueError(f"the CNN needs images of at least 16×16 pixels, not {height}×{width}")
+    return sides[0] * sides[1]
+
+
 class CNN(nn.Module):
     """The paper's network: two 5×5 convolutions (20, 50), 500 hidden units."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
-        channels, height, width = shape
-        after = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-        if min(after) < 1:
-            raise ValueError(f"the CNN needs images of at least 16×16 pixels, not {height}×{width}")
+        channels, pixels = shape[0], _pixels_after_convolutions(shape)
         self.conv1 = nn.Conv2d(channels, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)
-        self.hidden = nn.Linear(50 * after[0] * after[1], 500)
+        self.hidden = nn.Linear(50 * pixels, 500)
         self.output = nn.Linear(500, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,6 +49,24 @@ class CNN(nn.Module):
         x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
         x = functional.relu(self.hidden(x.flatten(1)))
         scores: Tensor = self.output(x)
+        return scores
+
+
+class SmallCNN(nn.Module):
+    """A network for small federations: two 5×5 convolutions (8, 16) and a linear layer."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, pixels = shape[0], _pixels_after_convolutions(shape)
+        self.conv1 = nn.Conv2d(channels, 8, 5)
+        self.conv2 = nn.Conv2d(8, 16, 5)
+        self.output = nn.Linear(16 * pixels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a batch of images."""
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        scores: Tensor = self.output(x.flatten(1))
         return scores
 
 
@@ -60,7 +84,7 @@ class MLP(nn.Module):
         return scores
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "mlp": MLP}
+MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "small-cnn": SmallCNN, "mlp": MLP}
 
 
 def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:

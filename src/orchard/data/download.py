@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from orchard.data.catalogue import Source
+from orchard.data.catalogue import Entry, Source
 from orchard.errors import DataWarning, UserError
 
 ATTEMPTS = 4
@@ -42,6 +42,13 @@ def data_folder(chosen: Path | None) -> Path:
 def chosen_folder(chosen: Path | None) -> Path | None:
     """Return the chosen folder, else $ORCHARD_DATA, else None."""
     return chosen or (Path(os.environ["ORCHARD_DATA"]) if os.environ.get("ORCHARD_DATA") else None)
+
+
+def is_at_hand(entry: Entry, chosen: Path | None) -> bool:
+    """Tell whether a dataset is available locally: all files of at least one image size."""
+    folder = data_folder(chosen)
+    sizes = entry.files.values()
+    return not sizes or any(all((folder / source.file).exists() for source in files) for files in sizes)
 
 
 def obtain(source: Source, folder: Path) -> Path:

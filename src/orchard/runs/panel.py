@@ -1,0 +1,139 @@
+"""A panel of federations that differ in kind, for those who do not know which kind theirs is.
+
+Of every method and federation: the mean client test accuracy at the round that validation chooses, and the regret, by
+which the best other method is ahead of it there. A method that is good everywhere has a small largest regret.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from orchard.data.catalogue import CATALOGUE
+from orchard.data.download import is_at_hand
+from orchard.errors import UserError
+from orchard.experiment import RunOptions, load_experiment
+from orchard.runs.comparison import Spread
+from orchard.runs.grid import Grid, Measured, Watcher, parse_contender, run_grid
+from orchard.runs.loop import Stop
+from orchard.text import nearest
+
+SMALL: Mapping[str, Any] = {"model": "small-cnn", "rounds": 25, "epochs": 2, "batch_size": 32, "lr": 0.02}
+DIGITS: Mapping[str, Any] = {**SMALL, "dataset": "digits", "clients": 8, "batch_size": 16}
+
+FEDERATIONS: Mapping[str, Mapping[str, Any]] = {
+    "digits by writer": {**DIGITS, "partition": "writers", "clients": 14},
+    "digits, Dirichlet": {**DIGITS, "partition": {"name": "dirichlet", "alpha": 0.5}},
+    "two label conventions": {**DIGITS, "partition": "iid", "shift": "labels"},
+    "two scanners": {**DIGITS, "partition": "iid", "shift": "invert"},
+    "MNIST, practical": {**SMALL, "dataset": "mnist", "partition": "practical", "fraction": 0.05},
+    "MNIST, pathological": {**SMALL, "dataset": "mnist", "partition": "pathological", "fraction": 0.05},
+    "BloodMNIST, practical": {**SMALL, "dataset": "bloodmnist", "partition": "practical", "fraction": 0.2},
+}
+"""Each takes seconds to a few minutes per run; the digits need no files."""
+
+
+@dataclass(frozen=True)
+class PanelCell:
+    """A method on one federation; accuracies are means over clients at the round that validation chooses."""
+
+    accuracy: Spread
+    balanced_accuracy: Spread | None
+    """None if no client's is defined."""
+    regret: float
+    """The best other method's mean accuracy minus this one's; below 0 if this one is best."""
+    worse_than_alone: float | None
+    """How many clients, on average over seeds, do worse than by training alone; None if that was not run."""
+    clients: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A cell for every method and federation."""
+
+    cells: Mapping[str, Mapping[str, PanelCell]]
+    """By method, then by federation."""
+    left_out: Mapping[str, str]
+    """Federations that could not be run, and why."""
+
+    def mean_regret(self, method: str) -> float:
+        """Return a method's regret, averaged over federations."""
+        return mean(cell.regret for cell in self.cells[method].values())
+
+    def largest_regret(self, method: str) -> float:
+        """Return a method's largest regret."""
+        return max(cell.regret for cell in self.cells[method].values())
+
+
+def run_panel(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    federations: Sequence[str],
+    options: RunOptions,
+    root: Path,
+    watcher: Watcher,
+    stop: Stop | None = None,
+) -> Panel:
+    """Run every method with every seed on every federation, or reuse finished runs; return the panel."""
+    if len(methods) < 2:
+        raise UserError("--methods: a panel compares at least two methods")
+    left_out = {name: reason for name in federations if (reason := _not_at_hand(name, options.data_dir))}
+    cells: dict[str, dict[str, PanelCell]] = {method: {} for method in methods}
+    for name in federations:
+        if name not in left_out:
+            base = load_experiment(overrides=FEDERATIONS[name])
+            contenders = [parse_contender(method, base) for method in methods]
+            measured = run_grid(Grid(base, options, seeds, root), contenders, watcher, stop)
+            runs = {method: [measured[method, seed] for seed in seeds] for method in methods}
+            for method, cell in _cells(runs).items():
+                cells[method][name] = cell
+    if len(left_out) == len(federations):
+        raise UserError("--federations: the data of none of these are at hand: " + "; ".join(left_out.values()))
+    return Panel(cells, left_out)
+
+
+def check_federations(names: Sequence[str]) -> list[str]:
+    """Return the federations that are named, all if none is; raise if there is no such one."""
+    for name in names:
+        if name not in FEDERATIONS:
+            raise UserError(f"--federations: there is no {name!r}; {nearest(name, list(FEDERATIONS))}")
+    return list(dict.fromkeys(names)) or list(FEDERATIONS)
+
+
+def _not_at_hand(federation: str, data_dir: Path | None) -> str:
+    dataset = FEDERATIONS[federation]["dataset"]
+    return "" if is_at_hand(CATALOGUE[dataset], data_dir) else f"{federation}: the files of {dataset} are not there"
+
+
+def _cells(runs: Mapping[str, Sequence[Measured]]) -> dict[str, PanelCell]:
+    """Compare the runs of all methods on one federation."""
+    accuracy = {
+        method: Spread.of([run.figures.validation_selected.accuracy for run in theirs])
+        for method, theirs in runs.items()
+    }
+    alone = runs.get("separate")
+    cells = {}
+    for method, theirs in runs.items():
+        best_other = max(accuracy[other].mean for other in runs if other != method)
+        balanced = [run.figures.validation_selected.balanced_accuracy for run in theirs]
+        defined = [value for value in balanced if value is not None]
+        worse = None
+        if alone:
+            pairs = zip(theirs, alone, strict=True)
+            worse = mean(float((_by_client(mine) < _by_client(other)).sum()) for mine, other in pairs)
+        cells[method] = PanelCell(
+            accuracy=accuracy[method],
+            balanced_accuracy=Spread.of(defined) if defined else None,
+            regret=best_other - accuracy[method].mean,
+            worse_than_alone=worse,
+            clients=theirs[0].result.federation.clients,
+        )
+    return cells
+
+
+def _by_client(run: Measured) -> Any:
+    """Return each client's test accuracy at the round that validation chooses."""
+    return np.array(run.result.accuracy("test", run.moment)[run.figures.validation_selected.round])
