@@ -121,3 +121,15 @@ def test_a_site_dies_and_the_run_goes_on_to_the_same_result(tmp_path: Path) -> N
         said = ended(run)
         assert "going on in a new one" in said
         check_same(federation, together)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedper", "ditto"])
+def test_methods_with_two_vectors_or_a_part_of_one_give_what_they_give_in_one_process(
+    name: str, tmp_path: Path
+) -> None:
+    arrays = digits(3)
+    with Federation(tmp_path, ["north", "south", "east"], arrays) as federation:
+        federation.start_all()
+        ended(federation.run(method=name, rounds=2, batch_size=16))
+        check_same(federation, simulated(arrays, method=name, rounds=2))
