@@ -211,3 +211,28 @@ def test_settings_change_the_experiment_given_and_options_may_come_as_a_whole(tm
 @needs_mnist
 def test_mnist_practical_learns() -> None:
     assert orchard.run(dataset="mnist", data_dir=REAL_DATA, fraction=0.2, rounds=10).bmcta > 0.7
+
+
+def test_a_result_is_printed_in_a_line(finished: Result) -> None:
+    experiment = finished.experiment
+    what = f"method apple, dataset {experiment.dataset}, partition {experiment.partition.name}, seed {experiment.seed}"
+    assert repr(finished).startswith(f"<Result: {what}, 4 clients, 4 of 4 rounds, BMCTA ")
+    assert "\n" not in repr(finished)
+    assert repr(Result.of(experiment, finished.distribution, {})) == f"<Result: {what}, 4 clients, 0 of 4 rounds>"
+
+
+def test_a_finished_run_is_loaded_whole_and_another_as_far_as_it_is(tmp_path: Path) -> None:
+    done = small_run(out=tmp_path / "done")
+    loaded = orchard.load(str(tmp_path / "done"))
+    assert loaded.summary() == done.summary()
+    assert all(torch.equal(mine[0], theirs[0]) for mine, theirs in zip(loaded.models, done.models, strict=True))
+    asked = iter([False, False])
+    with pytest.raises(orchard.Stopped):
+        small_run(out=tmp_path / "stopped", stop=lambda: next(asked, True))
+    before = sorted(path.name for path in (tmp_path / "stopped").iterdir())
+    partly = orchard.load(tmp_path / "stopped")
+    assert len(partly.rounds) == 1
+    assert partly.models == ()
+    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == before
+    with pytest.raises(orchard.UserError, match="is not the folder of a run"):
+        orchard.load(tmp_path)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchard.errors import RunFailed, Stopped, UserError
     from orchard.experiment import Experiment, RunOptions, load_experiment
     from orchard.runs.result import Result
-    from orchard.runs.run import resume, run
+    from orchard.runs.run import load, resume, run
 
 __version__ = "0.2.0"
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "RunOptions",
     "Stopped",
     "UserError",
+    "load",
     "load_experiment",
     "resume",
     "run",
@@ -33,7 +34,7 @@ _HOMES = {
     "orchard.errors": ("RunFailed", "Stopped", "UserError"),
     "orchard.experiment": ("Experiment", "RunOptions", "load_experiment"),
     "orchard.runs.result": ("Result",),
-    "orchard.runs.run": ("resume", "run"),
+    "orchard.runs.run": ("load", "resume", "run"),
 }
 
 

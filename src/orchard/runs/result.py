@@ -59,7 +59,7 @@ class ClientResult:
     strongest_helper: str | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A run's figures, filled in round by round."""
 
@@ -85,6 +85,13 @@ class Result:
         shape, classes = tuple(distribution.shape), len(distribution.classes)
         federation = Federation(experiment, samples, shape, classes, device)
         return cls(experiment, distribution, federation, initial_diagnostics)
+
+    def __repr__(self) -> str:
+        """Return the run in a line."""
+        what = ", ".join(f"{name} {value}" for name, value in self.description().items())
+        done = f"{len(self.rounds)} of {self.experiment.rounds} rounds"
+        measured = f", BMCTA {self.bmcta:.2%}" if self.evaluated_rounds() else ""
+        return f"<Result: {what}, {self.federation.clients} clients, {done}{measured}>"
 
     def add(self, exchange: Exchange) -> Round | None:
         """Add an exchange; return the round that it completes, if any.

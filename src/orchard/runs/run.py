@@ -101,6 +101,12 @@ def resume(
             return _finished(run, folder, options, progress, stop)
 
 
+def load(path: Path | str) -> Result:
+    """Return the result of a run from its folder; of one that is not finished, its figures so far, without models."""
+    folder = RunFolder(Path(path))
+    return _read_back(folder) if folder.state() == "finished" else folder.result()
+
+
 def load_data(experiment: Experiment, data: Data | None = None, data_dir: Path | None = None) -> FederatedData:
     """Load and partition the experiment's data, or use the data given."""
     if isinstance(data, FederatedData):
