@@ -126,17 +126,17 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(orchard.UserError, match="there is no 'two scaners'; did you mean 'two scanners'"):
-        check_federations(["two scaners"])
+    with pytest.raises(orchard.UserError, match="there is no 'digits-scaners'; did you mean 'digits-scanners'"):
+        check_federations(["digits-scaners"])
     with pytest.raises(orchard.UserError, match="at least two methods"):
-        run_panel(["apple"], [0], ["two scanners"], RunOptions(), tmp_path, Log())
+        run_panel(["apple"], [0], ["digits-scanners"], RunOptions(), tmp_path, Log())
     with pytest.raises(orchard.UserError, match="the data of none of these are at hand"):
-        run_panel(["apple", "apfl"], [0], ["MNIST, practical"], RunOptions(data_dir=tmp_path), tmp_path, Log())
+        run_panel(["apple", "apfl"], [0], ["mnist-practical"], RunOptions(data_dir=tmp_path), tmp_path, Log())
 
 
 def test_every_federation_can_be_made() -> None:
     assert check_federations([]) == list(FEDERATIONS)
     experiments = {name: load_experiment(overrides=settings) for name, settings in FEDERATIONS.items()}
-    assert experiments["digits by writer"].clients == 14
+    assert experiments["digits-writers"].clients == 14
     assert all(experiment.model == "small-cnn" for experiment in experiments.values())
     assert small_experiment() not in experiments.values()

@@ -126,7 +126,8 @@ def test_each_form_is_a_client() -> None:
     sizes = [sum(len(getattr(client, part).y) for part in PARTS) for client in data.clients]
     assert sizes == np.diff([*FORMS, 1797]).tolist()
     assert len(FORMS) == WRITERS
-    assert load_experiment(overrides={"partition": "writers"}).clients == WRITERS
+    for partition in ("writers", {"name": "writers", "seed": 3}):
+        assert load_experiment(overrides={"partition": partition}).clients == WRITERS
 
 
 def test_forms_follow_one_order() -> None:

@@ -71,7 +71,8 @@ class Experiment(Settings):
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         defaults = {"partition": {"name": "practical"}, **_dataset_defaults(str(values.get("dataset", "digits")))}
         partition = values.get("partition")
-        if isinstance(partition, Writers) or named(partition) == {"name": "writers"}:
+        chosen = named(partition)
+        if isinstance(partition, Writers) or (isinstance(chosen, Mapping) and chosen.get("name") == "writers"):
             defaults["clients"] = WRITERS
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}

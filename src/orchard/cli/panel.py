@@ -22,7 +22,7 @@ DEFAULT = "separate,fedavg-ft,apfl,heurfedamp,fedfomo,apple"
 def panel(
     methods: Annotated[str, typer.Option(help="Names, with commas; parameters with colons.")] = DEFAULT,
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0,1,2,3,4",
-    federations: Annotated[str | None, typer.Option(help="Only these, with semicolons.")] = None,
+    federations: Annotated[str | None, typer.Option(help="Only these, with commas; default: all.")] = None,
     data_dir: DataDir = None,
     workers: Workers = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")] = RUNS / "panel",
@@ -35,7 +35,7 @@ def panel(
     from orchard.experiment import RunOptions
     from orchard.runs.panel import check_federations, run_panel
 
-    names = check_federations([name.strip() for name in (federations or "").split(";") if name.strip()])
+    names = check_federations(listed("federations", federations) if federations else [])
     options = RunOptions(data_dir=data_dir, workers=workers)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         found = run_panel(listed("methods", methods), seeds_of(seeds), names, options, out, watcher, stop)

@@ -25,13 +25,13 @@ SMALL: Mapping[str, Any] = {"model": "small-cnn", "rounds": 25, "epochs": 2, "ba
 DIGITS: Mapping[str, Any] = {**SMALL, "dataset": "digits", "clients": 8, "batch_size": 16}
 
 FEDERATIONS: Mapping[str, Mapping[str, Any]] = {
-    "digits by writer": {**DIGITS, "partition": "writers", "clients": 14},
-    "digits, Dirichlet": {**DIGITS, "partition": {"name": "dirichlet", "alpha": 0.5}},
-    "two label conventions": {**DIGITS, "partition": "iid", "shift": "labels"},
-    "two scanners": {**DIGITS, "partition": "iid", "shift": "invert"},
-    "MNIST, practical": {**SMALL, "dataset": "mnist", "partition": "practical", "fraction": 0.05},
-    "MNIST, pathological": {**SMALL, "dataset": "mnist", "partition": "pathological", "fraction": 0.05},
-    "BloodMNIST, practical": {**SMALL, "dataset": "bloodmnist", "partition": "practical", "fraction": 0.2},
+    "digits-writers": {**DIGITS, "partition": "writers", "clients": 14},
+    "digits-dirichlet": {**DIGITS, "partition": {"name": "dirichlet", "alpha": 0.5}},
+    "digits-conventions": {**DIGITS, "partition": "iid", "shift": "labels"},
+    "digits-scanners": {**DIGITS, "partition": "iid", "shift": "invert"},
+    "mnist-practical": {**SMALL, "dataset": "mnist", "partition": "practical", "fraction": 0.05},
+    "mnist-pathological": {**SMALL, "dataset": "mnist", "partition": "pathological", "fraction": 0.05},
+    "bloodmnist-practical": {**SMALL, "dataset": "bloodmnist", "partition": "practical", "fraction": 0.2},
 }
 """Each takes seconds to a few minutes per run; the digits need no files."""
 

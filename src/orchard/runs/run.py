@@ -1,8 +1,7 @@
 """Run an experiment in this process, or resume an interrupted run."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +134,11 @@ def check_unused(path: Path) -> None:
         raise UserError(f"out = '{path}': holds something already; name a new folder")
 
 
-@contextmanager
 def _local_engine(
     experiment: Experiment, data: FederatedData, options: RunOptions, folder: RunFolder | None
-) -> Iterator[LocalEngine]:
+) -> LocalEngine:
     _check_device(options.device)
-    with LocalEngine(experiment, data, options, folder.offloader if folder else None) as engine:
-        yield engine
+    return LocalEngine(experiment, data, options, folder.offloader if folder else None)
 
 
 def _create(run: Run, folder: RunFolder, options: RunOptions, data: FederatedData) -> None:
