@@ -64,7 +64,7 @@ def test_toml_round_trip_is_exact(**values: object) -> None:
         ("partition.alpha=0", "partition.alpha = 0: input should be greater than 0"),
         (
             "partition=random",
-            "partition.name = 'random': unknown; known: pathological, practical, dirichlet, iid, column, writers",
+            "partition.name = 'random': unknown; known: pathological, practical, dirichlet, iid, column, writers, ",
         ),
         ("method=aple", "method.name = 'aple': unknown method; did you mean 'apple'?"),
         ("method.budget=8", "method.budget = 8: at most clients − 1 = 7 others to download"),

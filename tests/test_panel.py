@@ -138,5 +138,6 @@ def test_every_federation_can_be_made() -> None:
     assert check_federations([]) == list(FEDERATIONS)
     experiments = {name: load_experiment(overrides=settings) for name, settings in FEDERATIONS.items()}
     assert experiments["digits-writers"].clients == 14
-    assert all(experiment.model == "small-cnn" for experiment in experiments.values())
+    assert {experiment.model for experiment in experiments.values()} == {"small-cnn", "logistic"}
+    assert experiments["heart-all"].clients == 4
     assert small_experiment() not in experiments.values()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import orchard
 from helpers import small_arrays, small_experiment, small_run
-from orchard.data.catalogue import WRITERS
+from orchard.data.catalogue import CATALOGUE
 from orchard.data.clients import FederatedData, federated_data, from_arrays
 from orchard.data.datasets import DIGITS, FORMS
 from orchard.data.readers import read_npz
@@ -118,6 +118,9 @@ def test_sites_have_the_data_that_they_have() -> None:
 
 
 # --- Digits by writer ---
+
+
+WRITERS = CATALOGUE["digits"].natural[1]
 
 
 def test_each_form_is_a_client() -> None:

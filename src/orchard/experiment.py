@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
-from orchard.data.catalogue import DEFAULTS, NAMES, WRITERS
+from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES
 from orchard.data.layout import comes_by_client, subfolders
-from orchard.data.partitions import Partition, Practical, Writers
+from orchard.data.partitions import Partition, Practical
 from orchard.data.shifts import Shift
 from orchard.errors import UserError
 from orchard.method import MethodSettings
@@ -69,11 +69,13 @@ class Experiment(Settings):
         for key in values:
             if key in RunOptions.model_fields:
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
-        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(str(values.get("dataset", "digits")))}
+        dataset = str(values.get("dataset", "digits"))
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset)}
         partition = values.get("partition")
         chosen = named(partition)
-        if isinstance(partition, Writers) or (isinstance(chosen, Mapping) and chosen.get("name") == "writers"):
-            defaults["clients"] = WRITERS
+        name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)
+        if dataset in CATALOGUE and name == CATALOGUE[dataset].natural[0]:
+            defaults["clients"] = CATALOGUE[dataset].natural[1]
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}
         return {**defaults, **values}

@@ -20,16 +20,18 @@ PLAIN_WIDTH = 400
 NAME_LENGTH = 30
 GAP = 2
 """Spaces between two columns of a table."""
+KINDS = {0: "rows", 1: "grey", 3: "colour"}
+"""What a sample is, by its channels."""
 
 
 def catalogue_table(chosen: Path | None) -> Table:
     """Return a table of the datasets known by name, and whether each is available locally."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("name", "classes", "channels", "licence", "at hand", "what it is"):
-        table.add_column(heading, justify="right" if heading in ("classes", "channels") else "left")
+    for heading in ("name", "classes", "samples", "licence", "at hand", "what it is"):
+        table.add_column(heading, justify="right" if heading == "classes" else "left", no_wrap=heading == "name")
     for name, entry in CATALOGUE.items():
         at_hand = "yes" if is_at_hand(entry, chosen) else "-"
-        table.add_row(name, str(len(entry.classes)), str(entry.channels), entry.licence, at_hand, entry.title)
+        table.add_row(name, str(len(entry.classes)), KINDS[entry.channels], entry.licence, at_hand, entry.title)
     return table
 
 
@@ -38,12 +40,14 @@ def entry_text(name: str, entry: Entry) -> str:
     lines = [
         f"{name}: {entry.title}",
         f"classes   {', '.join(entry.classes)}",
-        f"images    {'grey' if entry.channels == 1 else 'colour'}",
+        f"samples   {KINDS[entry.channels]}",
         f"licence   {entry.licence}",
         f"please cite {entry.citation}",
     ]
     for size, files in entry.files.items():
-        lines += [f"file      {source.file}  ({size}×{size})  {source.addresses[0]}" for source in files]
+        lines += [
+            f"file      {source.file}{f'  ({size}×{size})' if size else ''}  {source.addresses[0]}" for source in files
+        ]
     return "\n".join(lines)
 
 

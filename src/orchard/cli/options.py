@@ -20,7 +20,7 @@ Dataset = Annotated[str | None, typer.Option(help="A dataset's name.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data files are; else $ORCHARD_DATA.")]
 Fraction = Annotated[float | None, typer.Option(help="Share of the training data to use.")]
 Partition = Annotated[
-    str | None, typer.Option(help="pathological, practical, dirichlet, iid, column, writers or given.")
+    str | None, typer.Option(help="pathological, practical, dirichlet, iid, column, writers, hospitals or given.")
 ]
 Clients = Annotated[int | None, typer.Option(help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]

@@ -84,7 +84,20 @@ class MLP(nn.Module):
         return scores
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "small-cnn": SmallCNN, "mlp": MLP}
+class Logistic(nn.Module):
+    """Logistic regression: one linear layer, for samples of any shape."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(int(torch.Size(shape).numel()), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a batch of samples."""
+        scores: Tensor = self.output(x.flatten(1))
+        return scores
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "small-cnn": SmallCNN, "mlp": MLP, "logistic": Logistic}
 
 
 def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -23,12 +23,20 @@ class Entry:
     title: str
     classes: tuple[str, ...]
     channels: int
+    """Of an image; 0: a table."""
     licence: str
     citation: str
     format: str
-    """How it is stored: embedded, idx, cifar or medmnist."""
+    """How it is stored: embedded, idx, cifar, medmnist or heart-disease."""
     files: Mapping[int, tuple[Source, ...]]
-    """Its files, by the side of the images in pixels; other sizes are made by resizing."""
+    """Its files, by the side of the images in pixels (0: a table); other sizes are made by resizing."""
+    natural: tuple[str, int] = ("", 0)
+    """The partition by which the data come, if they do, and how many clients that makes."""
+
+    @property
+    def natural_name(self) -> str:
+        """Name the partition by which the data come; empty if there is none."""
+        return self.natural[0]
 
 
 def _idx(folder: str, addresses: tuple[str, ...], sums: tuple[str, str, str, str]) -> dict[int, tuple[Source, ...]]:
@@ -75,7 +83,7 @@ _ORGANS = (
     "spleen",
 )
 
-CATALOGUE: Mapping[str, Entry] = {
+_IMAGES: Mapping[str, Entry] = {
     "digits": Entry(
         title="hand-written digits, 1,797 images enlarged from 8×8; part of Orchard",
         classes=_DIGITS,
@@ -84,6 +92,7 @@ CATALOGUE: Mapping[str, Entry] = {
         citation="E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI (1998)",
         format="embedded",
         files={},
+        natural=("writers", 14),
     ),
     "mnist": Entry(
         title="hand-written digits, 70,000 images",
@@ -308,14 +317,53 @@ CATALOGUE: Mapping[str, Entry] = {
     ),
 }
 
+
+def _heart_disease(reading: str, patients: int) -> Entry:
+    sums = {
+        "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+        "hungarian": "22e96bee155b5973568101c93b3705f6",
+        "switzerland": "9a87f7577310b3917730d06ba9349e20",
+        "va": "4249d03ca7711e84f4444768c9426170",
+    }
+    address = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/processed."
+    return Entry(
+        title=f"heart disease at four hospitals, {patients} patients, {reading}",
+        classes=("healthy", "ill"),
+        channels=0,
+        licence="CC BY 4.0",
+        citation="A. Janosi, W. Steinbrunn, M. Pfisterer and R. Detrano, Heart Disease, UCI (1989)",
+        format="heart-disease",
+        files={
+            0: tuple(
+                Source(f"heart-disease/processed.{name}.data", (f"{address}{name}.data",), md5)
+                for name, md5 in sums.items()
+            )
+        },
+        natural=("hospitals", 4),
+    )
+
+
+CATALOGUE: Mapping[str, Entry] = {
+    **_IMAGES,
+    "heart-disease": _heart_disease("missing values filled in", 920),
+    "heart-disease-complete": _heart_disease("complete rows only, without three columns, as in FLamby", 740),
+}
+
 NAMES = frozenset({*CATALOGUE, "arrays"})
 """All names of datasets; anything else is a path."""
 
-WRITERS = 14
-"""The forms that the embedded digits were written on."""
-
+_HEART_DISEASE: Mapping[str, Any] = {
+    "clients": 4,
+    "partition": {"name": "hospitals"},
+    "model": "logistic",
+    "batch_size": 16,
+    "rounds": 40,
+    "epochs": 2,
+}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "arrays": {"partition": {"name": "given"}},
     "digits": {"clients": 8, "partition": {"name": "dirichlet", "alpha": 0.5}, "batch_size": 16, "rounds": 25},
+    "heart-disease": _HEART_DISEASE,
+    "heart-disease-complete": _HEART_DISEASE,
 }
 """Settings that differ from the usual defaults, by dataset."""

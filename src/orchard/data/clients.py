@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchard.data.catalogue import CATALOGUE
 from orchard.data.datasets import load_dataset
 from orchard.data.image_folders import alike, class_names, read_class_folders
 from orchard.data.layout import comes_by_client, subfolders
-from orchard.data.partitions import Column, Given, Indices, Matrix, Writers, assign, keep_fraction, partition_matrix
+from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, as_samples, image_samples, numbered_classes, split_by_class
 from orchard.data.shifts import groups_of, shift_samples
 from orchard.errors import UserError
@@ -115,7 +116,7 @@ def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     kept = keep_fraction(labels, experiment.fraction, seed)
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
     matrix = None
-    if isinstance(experiment.partition, Column | Writers):
+    if isinstance(experiment.partition, Column | Natural):
         names, mine, tests = _by_owner(dataset, experiment, kept)
     else:
         matrix = partition_matrix(experiment.partition, len(dataset.classes), experiment.clients)
@@ -124,18 +125,35 @@ def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     cuts = [_cut(len(part), seed, i) for i, part in enumerate(mine)]
     train = _laid_out(dataset.train, [part[cut[0]] for part, cut in zip(mine, cuts, strict=True)])
     validation = _laid_out(dataset.train, [part[cut[1]] for part, cut in zip(mine, cuts, strict=True)])
-    clients = zip(names, train, validation, _laid_out(dataset.test, tests), strict=True)
-    return _checked([ClientData(*parts) for parts in clients], dataset.classes, matrix)
+    parts = zip(names, train, validation, _laid_out(dataset.test, tests), strict=True)
+    clients = [ClientData(*part) for part in parts]
+    return _checked([standardised(c) for c in clients] if dataset.is_table else clients, dataset.classes, matrix)
+
+
+def standardised(client: ClientData) -> ClientData:
+    """Return rows of a table with mean 0 and deviation 1 in every column of the client's training part.
+
+    A missing value becomes 0, the mean.
+    """
+    train = client.train.x
+    present = ~train.isnan()
+    count = present.sum(0).clamp(min=1)
+    mean = train.nan_to_num().sum(0) / count
+    deviation = ((train - mean).nan_to_num().square().sum(0) / count).sqrt()
+    scale = torch.where(deviation > 0, deviation, 1.0)
+    parts = [Samples(((x - mean) / scale).nan_to_num(), y) for x, y in (client.train, client.validation, client.test)]
+    return ClientData(client.name, *parts)
 
 
 def _by_owner(
     dataset: Dataset, experiment: Experiment, kept: Indices
 ) -> tuple[list[str], list[Indices], list[Indices]]:
     """Return the owners' names from a column, and the indices of each owner's training and test samples."""
-    embedded = experiment.dataset == "digits"
-    if isinstance(experiment.partition, Writers) and not embedded:
-        raise UserError(f"partition.name = 'writers': only the dataset 'digits' has writers, not {experiment.dataset}")
-    if dataset.owners is None or (isinstance(experiment.partition, Column) and embedded):
+    name, published = experiment.partition.name, CATALOGUE.get(experiment.dataset)
+    if isinstance(experiment.partition, Natural) and not (published and published.natural_name == name):
+        having = " and ".join(repr(key) for key, entry in CATALOGUE.items() if entry.natural_name == name)
+        raise UserError(f"partition.name = {name!r}: only {having} come by {name}, not {experiment.dataset}")
+    if dataset.owners is None or (isinstance(experiment.partition, Column) and published):
         raise UserError(f"partition.name = 'column': only an .npz of your own has columns, not {experiment.dataset}")
     train, test = dataset.owners
     owners = np.unique(np.concatenate([train, test]))

@@ -7,6 +7,7 @@ import torch
 
 from orchard.data.catalogue import CATALOGUE, Entry
 from orchard.data.download import data_folder, obtain
+from orchard.data.heart import read_heart_disease
 from orchard.data.own import own_arrays, own_images
 from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
 from orchard.data.samples import (
@@ -52,6 +53,8 @@ def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> D
     larger = [side for side in entry.files if side >= experiment.size]
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
     paths = [obtain(source, folder) for source in entry.files[size]]
+    if entry.format == "heart-disease":
+        return read_heart_disease(paths, "all" if experiment.dataset == "heart-disease" else "complete", entry.classes)
     if entry.format == "medmnist":
         return _medmnist(paths[0], entry, experiment)
     if entry.format == "cifar":

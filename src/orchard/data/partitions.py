@@ -5,7 +5,7 @@ splits are drawn with NumPy's legacy generator in the order of the published cod
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,10 +69,10 @@ class Column(Ownership):
         return values
 
 
-class Writers(Ownership):
-    """Each client holds the digits of one form: a natural partition, of the embedded digits only."""
+class Natural(Ownership):
+    """Each client holds what one source collected: the digits of one writer's form, the patients of one hospital."""
 
-    name: Literal["writers"] = "writers"
+    name: Literal["writers", "hospitals"] = "writers"
 
 
 class Given(Ownership):
@@ -81,10 +81,11 @@ class Given(Ownership):
     name: Literal["given"] = "given"
 
 
-PartitionSettings = Pathological | Practical | Dirichlet | IID | Column | Writers | Given
+PartitionSettings = Pathological | Practical | Dirichlet | IID | Column | Natural | Given
 PARTITIONS: Mapping[str, type[PartitionSettings]] = {
-    kind.model_fields["name"].default: kind
-    for kind in (Pathological, Practical, Dirichlet, IID, Column, Writers, Given)
+    name: kind
+    for kind in (Pathological, Practical, Dirichlet, IID, Column, Natural, Given)
+    for name in get_args(kind.model_fields["name"].annotation)
 }
 
 
@@ -116,7 +117,7 @@ def partition_matrix(partition: PartitionSettings, classes: int, clients: int) -
         case IID():
             share = np.nextafter(1 / clients, 1)  # rounded up, so that truncating n/N does not lose a sample
             return np.full((classes, clients), share)
-        case Column() | Writers() | Given():
+        case Column() | Natural() | Given():
             raise TypeError("data that come with their owners have no matrix of shares")
 
 

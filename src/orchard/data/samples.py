@@ -46,7 +46,9 @@ class Dataset:
     test: Samples
     classes: tuple[str, ...]
     owners: tuple[NDArray[Any], NDArray[Any]] | None = None
-    """The owners of the training and of the test samples, if the partition is by column."""
+    """The owners of the training and of the test samples, if they are known."""
+    is_table: bool = False
+    """Whether a sample is a row of a table: NaN where a value is missing, and not standardised yet."""
 
 
 def image_samples(part: Part, size: int) -> Samples:

@@ -29,6 +29,8 @@ FEDERATIONS: Mapping[str, Mapping[str, Any]] = {
     "digits-dirichlet": {**DIGITS, "partition": {"name": "dirichlet", "alpha": 0.5}},
     "digits-conventions": {**DIGITS, "partition": "iid", "shift": "labels"},
     "digits-scanners": {**DIGITS, "partition": "iid", "shift": "invert"},
+    "heart-complete": {"dataset": "heart-disease-complete"},
+    "heart-all": {"dataset": "heart-disease"},
     "mnist-practical": {**SMALL, "dataset": "mnist", "partition": "practical", "fraction": 0.05},
     "mnist-pathological": {**SMALL, "dataset": "mnist", "partition": "pathological", "fraction": 0.05},
     "bloodmnist-practical": {**SMALL, "dataset": "bloodmnist", "partition": "practical", "fraction": 0.2},
