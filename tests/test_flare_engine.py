@@ -28,6 +28,7 @@ METHODS = [
     "heurfedamp",
     "fedfomo",
     "apple",
+    "graft",
 ]
 
 
@@ -55,7 +56,7 @@ def test_a_site_keeps_its_relationships_to_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [1, 2, 3])
-@pytest.mark.parametrize("name", ["apple", "fedfomo", "fedavg-ft"])
+@pytest.mark.parametrize("name", ["apple", "fedfomo", "fedavg-ft", "graft"])
 def test_server_and_sites_go_on_where_they_were(name: str, stopped: int, tmp_path: Path) -> None:
     together = orchard.run(small_experiment(method=name), small_arrays())
     consortium = Consortium(tmp_path)

@@ -124,7 +124,7 @@ def test_a_site_dies_and_the_run_goes_on_to_the_same_result(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "ditto"])
+@pytest.mark.parametrize("name", ["scaffold", "fedper", "ditto", "graft"])
 def test_methods_with_two_vectors_or_a_part_of_one_give_what_they_give_in_one_process(
     name: str, tmp_path: Path
 ) -> None:

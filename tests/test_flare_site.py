@@ -70,6 +70,7 @@ def test_check_tries_everything_and_says_what_would_leave(tmp_path: Path, kit: P
         ("heurfedamp", "'model' (8,012 bytes)"),
         ("fedfomo", "'model' (8,012 bytes)"),
         ("apple", "'core' (8,012 bytes)"),
+        ("graft", "'core' (8,012 bytes)"),
     ],
 )
 def test_check_names_the_vectors_that_leave(
@@ -95,6 +96,7 @@ SENT = "the personalised model is the one that the server sends to all"
         ("fedavg-ft", ""),
         ("apfl", ""),
         ("apple", ""),
+        ("graft", ""),
     ],
 )
 def test_check_says_where_the_personalised_model_is_not_the_sites_alone(
@@ -107,6 +109,15 @@ def test_check_says_where_the_personalised_model_is_not_the_sites_alone(
     assert not seen or f"  with {method} {seen}" in said
     own = "" if seen else "the personalised model, "
     assert said[-1] == f"What does not: samples, directed relationships, {own}logs."
+
+
+def test_check_says_what_pools_tell(tmp_path: Path, kit: Path, experiment: Path) -> None:
+    Consortium(tmp_path)
+    experiment.write_text(tomli_w.dumps({**EXPERIMENT, "method": "graft", "deploy": {"classes": ["a", "b", "c"]}}))
+    said = (
+        "  with graft the server works out from the cores who opposes whom, and tells each site with whom it is pooled;"
+    )
+    assert any(line.startswith(said) for line in check(kit, experiment))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ def test_traffic_equals_the_table(name: str) -> None:
     run = small_run(method=name)
     m = 4 * run.summary()["parameters"]
     body = 4 * (6 * 200 + 200)  # of the MLP, all but the last layer
-    others = {"fedper": (body, body), "scaffold": (2 * m, 2 * m), "fedfomo": (m, 3 * m), "apple": (m, 3 * m)}
+    others = {
+        "fedper": (body, body),
+        "scaffold": (2 * m, 2 * m),
+        "fedfomo": (m, 3 * m),
+        "apple": (m, 3 * m),
+        "graft": (m, m + 4 * 4),  # and the weights of the four clients
+    }
     up, down = {"separate": (0, 0), **others}.get(name, (m, m))
     for entry in run.rounds[1:]:
         assert entry.bytes_up == [up] * 4

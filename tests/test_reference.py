@@ -19,6 +19,7 @@ from helpers import SmallFederation, method
 from orchard.methods.apfl import APFLClient
 from orchard.methods.apple import AppleClient, core_of
 from orchard.methods.fedfomo import FedFomoClient, model_of
+from orchard.methods.graft import GraftClient, GraftServer
 from orchard.methods.heurfedamp import HeurFedAMPServer
 from orchard.methods.scaffold import ScaffoldServer
 from orchard.randomness import generator
@@ -285,3 +286,37 @@ def test_scaffold() -> None:
         assert isinstance(small.server, ScaffoldServer)
         equal(small.server.model.numpy(), x)
         equal(small.server.control.numpy(), c)
+
+
+@pytest.mark.parametrize("opposition", [-0.5, -0.2, 0.1])
+def test_graft(opposition: float) -> None:
+    small = federation("graft", opposition=opposition)
+    clients, n = clients_of(small), 5
+    cores = pools = np.stack([small.federation.initial_model().numpy()] * n)
+    pooled, together, lengths = np.ones((n, n), dtype=bool), np.zeros((n, n)), np.zeros((n, n))
+    stock = np.ones(n)
+    for r in range(ROUNDS):
+        starts = pools + stock[:, None] * (cores - pools)
+        cores = np.stack([clients.local_sgd(starts[i], i, r) for i in range(n)])
+        for i, (x, y) in enumerate(clients.train):
+            shares = np.bincount(y, minlength=3)
+            guess = -np.log((shares[y] + 1) / (len(y) + 3)).mean()
+            stock[i] = min(1, loss(cores[i], x, y) / guess)
+        moves = cores - pools
+        for i, j in np.argwhere(pooled):
+            together[i, j] += moves[i] @ moves[j]
+            lengths[i, j] += moves[i] @ moves[i]
+        rho = together / np.sqrt(lengths * lengths.T)
+        pooled = np.array([[a @ b / np.sqrt(a @ a * (b @ b)) for a in rho] for b in rho]) >= opposition - 1e-12
+        weights = pooled * clients.shares
+        weights /= weights.sum(1, keepdims=True)
+        pools = weights @ cores
+        small.round(r)
+        assert isinstance(small.server, GraftServer)
+        equal(small.models().numpy(), cores)
+        equal(numbers(small.server.pools), pools)
+        equal([client.stock for client in small.clients if isinstance(client, GraftClient)], stock)
+    assert not pooled.all()  # somebody was separated
+    for i, client in enumerate(small.clients):
+        client.receive(small.contexts[i], small.download(i, ROUNDS))
+        equal(client.personalised().numpy(), (cores[i] + pools[i]) / 2)

@@ -39,6 +39,9 @@ class MethodSettings(Settings):
     momentum: ClassVar[float] = 0.9
     """β of the local SGD, unless the experiment sets another."""
 
+    reveals: ClassVar[str] = ""
+    """What others learn of a client beside the vectors that travel, for `orchard site check`."""
+
     name: str
 
     def check(self, experiment: "Experiment") -> None:

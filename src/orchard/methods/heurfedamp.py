@@ -121,19 +121,25 @@ class HeurFedAMPServer(Server):
         self.weights = mixture_weights(cosines(self.models), self.sigma, self.self_weight)
 
 
-def float64_blocks(models: list[Tensor]) -> Iterator[Tensor]:
+def float64_blocks(models: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield all models side by side in float64, block by block, so that a block stays in the processor's cache."""
     for blocks in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
         yield torch.stack(blocks).double()
 
 
-def cosines(models: list[Tensor]) -> Tensor:
-    """Return the cosine of every pair of models, in float64."""
-    products = torch.zeros(len(models), len(models), dtype=torch.float64)
+def products(models: Sequence[Tensor]) -> Tensor:
+    """Return the scalar product of every pair of models, in float64."""
+    total = torch.zeros(len(models), len(models), dtype=torch.float64)
     for block in float64_blocks(models):
-        products += block @ block.T
-    lengths = products.diagonal().sqrt()
-    return products / (lengths[:, None] * lengths)
+        total += block @ block.T
+    return total
+
+
+def cosines(models: Sequence[Tensor] | Tensor) -> Tensor:
+    """Return the cosine of every pair of models, in float64."""
+    pairs = products(list(models))
+    lengths = pairs.diagonal().sqrt()
+    return pairs / (lengths[:, None] * lengths)
 
 
 def mixture_weights(cosines: Tensor, sigma: float, self_weight: float) -> Tensor:

@@ -24,6 +24,7 @@ BUILT_IN = {
     "heurfedamp": "orchard.methods.heurfedamp:HeurFedAMP",
     "fedfomo": "orchard.methods.fedfomo:FedFomo",
     "apple": "orchard.methods.apple:Apple",
+    "graft": "orchard.methods.graft:Graft",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from orchard.core.contract import ClientUpdate, Download
+from orchard.core.contract import ClientUpdate, Download, Vectors
 from orchard.core.training import NotFinite
 from orchard.data.clients import ClientData
 from orchard.data.samples import Samples
@@ -74,41 +74,43 @@ def _dry_round(known: Enrolled, now: Started) -> Iterator[str]:
     first = Samples(*(tensor[: experiment.batch_size] for tensor in data.train))
     short = ClientData(data.name, first, data.validation, data.test)
     context = replace(now.context, experiment=experiment.model_copy(update={"epochs": 1}), data=short)
-    vectors = experiment.method.server(federation).send(known.index, now.client.select(0))
+    server = experiment.method.server(federation)
     models: dict[Moment, Tensor] = {}
+
+    def exchange(round: int) -> tuple[Vectors, ClientUpdate]:
+        sent = server.send(known.index, now.client.select(round))
+        download = Download(round, sent)
+        return sent, run_client_round(now.client, context, download, federation.traffic, models.__setitem__)
+
     try:
-        update = run_client_round(
-            now.client,
-            context,
-            Download(0, vectors),
-            federation.traffic,
-            lambda moment, model: models.update({moment: model}),
-        )
+        _, update = exchange(0)
+        nothing = {name: torch.zeros_like(vector) for name, vector in update.upload.items()}
+        server.aggregate({j: update.upload if j == known.index else nothing for j in range(federation.clients)})
+        sent, _ = exchange(experiment.rounds)  # for evaluation only
     except NotFinite as error:
         raise UserError(f"a training step fails: {error}") from None
     yield f"a training step on {len(first.y)} samples works: loss {update.loss:.4f}"
     yield ""
-    yield from _what_leaves(experiment.method, models["after_training"], update)
+    yield from _what_leaves(experiment.method, models[experiment.method.moment], update, sent)
 
 
-def _what_leaves(method: MethodSettings, model: Tensor, update: ClientUpdate) -> Iterator[str]:
+def _what_leaves(method: MethodSettings, model: Tensor, update: ClientUpdate, sent: Vectors) -> Iterator[str]:
     uploads = [f"{name!r} ({len(content):,} bytes)" for name, content in pack_update(update, 0)["upload"]]
     yield "What leaves this site:"
     yield "  once: the shape of a sample, and how many samples of each class it has in each part"
     yield f"  each round: {', '.join(uploads) or 'no vector'}, the names of the vectors it selects next,"
     yield "    its mean training loss, and accuracy, balanced accuracy and AUROC on its validation and test data"
     yield "  if something fails: a category, e.g. 'training not finite'"
-    seen = _who_sees_the_model(method, model, update)
-    if seen:
-        yield f"  with {method.name} {seen}"
+    seen = _who_sees_the_model(model, update.upload, sent)
+    for learned in filter(None, (seen, method.reveals)):
+        yield f"  with {method.name} {learned}"
     yield f"What does not: samples, directed relationships, {'' if seen else 'the personalised model, '}logs."
 
 
-def _who_sees_the_model(method: MethodSettings, model: Tensor, update: ClientUpdate) -> str:
+def _who_sees_the_model(model: Tensor, uploaded: Vectors, sent: Vectors) -> str:
     """Return why others see the personalised model; an empty string if they do not."""
-    if method.moment == "after_aggregation":
+    if any(vector.shape == model.shape and torch.equal(vector, model) for vector in sent.values()):
         return "the personalised model is the one that the server sends to all"
-    if method.moment == "after_finetuning":
-        return ""
-    same = any(vector.shape == model.shape and torch.equal(vector, model) for vector in update.upload.values())
-    return "the model that leaves is this site's personalised model" if same else ""
+    if any(vector.shape == model.shape and torch.equal(vector, model) for vector in uploaded.values()):
+        return "the model that leaves is this site's personalised model"
+    return ""

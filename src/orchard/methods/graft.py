@@ -1,0 +1,174 @@
+"""Graft: every client grows on the pool of all who do not work against it. Orchard's own method.
+
+The server keeps one core model C_j for each client, as in APPLE, and sends client i its pool and nothing else:
+
+    u_i   = Σ_{j∈G_i} (n_j/n)·C_j               n over G_i: the client itself, and all who do not oppose it
+    start = u_i + s_i·(C_i − u_i)               s_i = min(1, F_i(C_i)/F_i⁰), the stock that it keeps
+    C_i   ← E epochs of momentum SGD from start, uploaded
+    w_i   = ½·(C_i + u_i) with the new u_i      the personalised model, after the exchange
+
+Who opposes whom shows in how cores leave their pools, D_i = C_i − u_i. Over the rounds in which i and j were pooled,
+
+    ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they oppose each other if cos(ρ_i, ρ_j) < −½
+
+that is, if they pull apart, and from the same others. Clients with other labels than mine pull elsewhere, not apart,
+and their pool is FedAvg's average. Clients who mean another thing by a label pull apart; they are separated within a
+few rounds, and stay so: what is not pooled gives no new evidence.
+
+F_i(C_i) is the core's loss on the client's training data, F_i⁰ that of guessing by the frequency of labels. A large
+network fits the data of one silo from any start, so s_i is soon near 0. A small model that must compromise does not
+fit them from a pool that does not suit its client; then the client goes on from its own core.
+
+Compared with APPLE: the server sees the same, one core per client, and could work out the same pools from it. Other
+clients see less: an average instead of every core. The personalised model, s_i and the losses never leave the client.
+One model travels each way, however many clients there are, so that no download budget is needed.
+
+Exact limits: with opposition = −1, stock = 0 it is FedAvg-local for blend = 0 and FedAvg for blend = 1; with
+opposition = 1 nobody is pooled, and it is Separate.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
+from orchard.core.evaluation import mean_loss
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, local_sgd
+from orchard.method import MethodSettings, Moment, Traffic
+from orchard.methods.fedavg import weighted_mean
+from orchard.methods.heurfedamp import cosines, products
+
+FIT_SAMPLES = 256
+"""Training samples that a client measures its fit on, at most."""
+
+
+class Graft(MethodSettings):
+    """Graft's parameters; the defaults serve federations of all kinds, and are not meant to be tuned."""
+
+    moment: ClassVar[Moment] = "after_aggregation"
+    reveals: ClassVar[str] = (
+        "the server works out from the cores who opposes whom, and tells each site with whom it is pooled; "
+        "no site sees another's core, only the average of its pool"
+    )
+    name: Literal["graft"] = "graft"
+    opposition: float = Field(default=-0.5, ge=-1, le=1, description="below this agreement clients are not pooled")
+    blend: float = Field(default=0.5, ge=0, le=1, description="the pool's share in the personalised model")
+    stock: float | None = Field(default=None, ge=0, le=1, description="s_i for all; none: what each cannot explain")
+
+    def traffic(self, federation: Federation) -> Traffic:
+        """Send each client its pool and who is in it, and take its core."""
+        model = federation.parameters
+        return Traffic(down={"pool": model, "weights": federation.clients}, up={"core": model})
+
+    def client(self, index: int, federation: Federation) -> "GraftClient":
+        """Make a client."""
+        return GraftClient(self, index, federation)
+
+    def server(self, federation: Federation) -> "GraftServer":
+        """Make the server."""
+        return GraftServer(self, federation)
+
+
+class GraftClient(Client):
+    """A core, the model that the client uses, the stock that it keeps, and its pool's weights."""
+
+    state_keys = ("core", "model", "stock", "weights")
+    round_keys = ("pool",)
+
+    def __init__(self, settings: Graft, index: int, federation: Federation) -> None:
+        self.settings, self.index, self.classes = settings, index, federation.classes
+        self.core = self.model = self.pool = federation.initial_model()
+        self.stock = 1.0 if settings.stock is None else settings.stock
+        self.weights = torch.zeros(federation.clients)
+        self.weights[index] = 1
+
+    def select(self, round: int) -> Sequence[str]:
+        """Ask for the pool made for this client, and who is in it."""
+        return ("pool", "weights")
+
+    def receive(self, context: ClientContext, download: Download) -> None:
+        """Blend the core with the new pool."""
+        self.pool, self.weights = download.vectors["pool"], download.vectors["weights"]
+        self.model = torch.lerp(self.core, self.pool, self.settings.blend)
+
+    def train(self, context: ClientContext, round: int) -> float:
+        """Train the core from the pool and the stock; measure how well it fits."""
+        start = torch.lerp(self.pool, self.core, self.stock)
+        self.core, loss = local_sgd(context, round, start)
+        self.model = self.core
+        if self.settings.stock is None:
+            self.stock = unexplained(context, self.core, self.classes)
+        return loss
+
+    def personalised(self) -> Tensor:
+        """Return the blend of core and pool; between training and the exchange, the core."""
+        return self.model
+
+    def upload(self) -> Vectors:
+        """Return the core."""
+        return {"core": self.core}
+
+    def diagnostics(self) -> Diagnostics:
+        """Return how much of each core is in the personalised model."""
+        mine = torch.zeros_like(self.weights)
+        mine[self.index] = 1
+        return {"relationships": torch.lerp(mine, self.weights, self.settings.blend).tolist(), "stock": self.stock}
+
+
+class GraftServer(Server):
+    """The cores, the pools last sent, who was pooled with whom, and the products of what each did to its pool."""
+
+    state_keys = ("cores", "pools", "pooled", "together", "lengths")
+
+    def __init__(self, settings: Graft, federation: Federation) -> None:
+        n = federation.clients
+        self.opposition, self.samples = settings.opposition, federation.samples
+        self.cores = self.pools = [federation.initial_model()] * n
+        self.pooled = torch.ones(n, n, dtype=torch.bool)
+        self.together = torch.zeros(n, n, dtype=torch.float64)
+        self.lengths = torch.zeros(n, n, dtype=torch.float64)
+
+    def send(self, client: int, selected: Sequence[str]) -> Vectors:
+        """Return a client's pool and its weights."""
+        weights = self.pooled[client] * torch.tensor(self.samples, dtype=torch.float64)
+        return {"pool": self.pools[client], "weights": (weights / weights.sum()).to(self.pools[client])}
+
+    def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
+        """Take in the cores, weigh the evidence, and make the next pools."""
+        self.cores = [uploads[j]["core"] if j in uploads else core for j, core in enumerate(self.cores)]
+        seen = torch.tensor([j in uploads for j in range(len(self.cores))])
+        counts = self.pooled & seen & seen[:, None]
+        moves = products([core.cpu() - pool.cpu() for core, pool in zip(self.cores, self.pools, strict=True)])
+        self.together = self.together + moves * counts
+        self.lengths = self.lengths + moves.diagonal()[:, None] * counts
+        self.pooled = agreement(self.together, self.lengths) >= self.opposition
+        made = {row: self._pool(row) for row in {tuple(row) for row in self.pooled.tolist()}}
+        self.pools = [made[tuple(row)] for row in self.pooled.tolist()]
+
+    def _pool(self, members: Sequence[bool]) -> Tensor:
+        return weighted_mean({j: core for j, core in enumerate(self.cores) if members[j]}, self.samples)
+
+
+def agreement(together: Tensor, lengths: Tensor) -> Tensor:
+    """Return cos(ρ_i, ρ_j) of every pair, from Σ⟨D_i, D_j⟩ and Σ‖D_i‖² over the rounds in which they were pooled."""
+    itself = torch.eye(len(together), dtype=torch.bool)
+    rho = (together / (lengths * lengths.T).sqrt()).nan_to_num(0, 0, 0)  # whoever has not moved opposes nobody
+    return cosines(rho.masked_fill(itself, 1)).masked_fill(itself, 1)
+
+
+def unexplained(context: ClientContext, core: Tensor, classes: int) -> float:
+    """Return F(core)/F⁰ on the training data, at most 1: the share of the labels' entropy that is not explained.
+
+    F⁰ is the loss of guessing by frequency, with one sample more of every class.
+    """
+    train = context.data.train
+    y = train.y
+    some = train.take(np.arange(0, len(y), -(-len(y) // FIT_SAMPLES)))
+    counts = torch.bincount(y, minlength=classes).double()
+    guess = -(counts / len(y)) @ ((counts + 1) / (len(y) + classes)).log()
+    return min(1.0, mean_loss(context.network, core, some) / guess.item())

@@ -1,0 +1,163 @@
+"""Graft: its exact limits, who opposes whom, and what a client keeps of its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+import orchard
+from helpers import SmallFederation, method, small_experiment, small_run
+from orchard.core.training import local_sgd
+from orchard.experiment import load_experiment
+from orchard.methods.graft import GraftClient, GraftServer, agreement, unexplained
+from orchard.runs.panel import FEDERATIONS
+
+EVERYBODY = {"opposition": -1.0, "stock": 0.0}
+
+
+# --- Exact limits ---
+
+
+def test_with_everybody_pooled_it_trains_as_fedavg() -> None:
+    fedavg = SmallFederation(method="fedavg").run(3)
+    graft = SmallFederation(method=method("graft", **EVERYBODY)).run(3)
+    assert torch.equal(graft.models(), fedavg.models())
+
+
+@pytest.mark.parametrize(("blend", "other"), [(0.0, "fedavg-local"), (1.0, "fedavg")])
+def test_what_is_evaluated_is_fedavgs_copy_or_average(blend: float, other: str) -> None:
+    graft = small_run(method=method("graft", **EVERYBODY, blend=blend))
+    fedavg = small_run(method=other)
+    assert graft.accuracy().tolist() == fedavg.accuracy().tolist()
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(graft.models, fedavg.models, strict=True))
+
+
+def test_with_nobody_pooled_it_is_separate(alone: Tensor) -> None:
+    graft = SmallFederation(method=method("graft", opposition=1.0)).run(3)
+    assert torch.equal(graft.models(), alone)
+    graft.round(3)
+    assert all(torch.equal(client.personalised(), alone[i]) for i, client in enumerate(graft.clients))
+
+
+def test_one_client_is_alone() -> None:
+    graft = SmallFederation(method="graft", clients=1).run(3)
+    assert torch.equal(graft.models(), SmallFederation(method="separate", clients=1).run(3).models())
+
+
+# --- Who opposes whom ---
+
+
+def test_agreement_by_hand() -> None:
+    """Two clients pull one way, the third the other way; the fourth has not moved."""
+    moves = torch.tensor([[1.0, 0.0], [3.0, 0.0], [-2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    together = moves @ moves.T
+    rho = torch.tensor([[1, 1, -1, 0], [1, 1, -1, 0], [-1, -1, 1, 0], [0, 0, 0, 1]], dtype=torch.float64)
+    found = agreement(together, together.diagonal()[:, None].expand(4, 4))
+    torch.testing.assert_close(found, rho)  # the cosines of its rows are the same here
+
+
+@given(n=st.integers(2, 6), seed=st.integers(0, 99))
+def test_agreement_is_symmetric_and_does_not_depend_on_lengths(n: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    moves = torch.randn(n, 9, generator=draw, dtype=torch.float64)
+    scaled = moves * torch.logspace(-2, 2, n, dtype=torch.float64)[:, None]
+    found, same = (agreement(m @ m.T, m.square().sum(1, keepdim=True).expand(n, n)) for m in (moves, scaled))
+    torch.testing.assert_close(found, found.T)
+    torch.testing.assert_close(found, same)
+    assert found.diagonal().tolist() == [1.0] * n
+    assert bool((found.abs() <= 1 + 1e-12).all())
+
+
+def server_of_four() -> GraftServer:
+    server = SmallFederation(method="graft").server
+    assert isinstance(server, GraftServer)
+    return server
+
+
+def upload(server: GraftServer, *directions: float | None) -> None:
+    """Move each core along one direction from its pool; None: it is absent."""
+    line = torch.ones_like(server.pools[0])
+    server.aggregate({j: {"core": server.pools[j] + d * line} for j, d in enumerate(directions) if d is not None})
+
+
+def test_opponents_are_separated_and_stay_so() -> None:
+    server = server_of_four()
+    upload(server, 1, 1, -1, -1)
+    groups = [[True, True, False, False]] * 2 + [[False, False, True, True]] * 2
+    assert server.pooled.tolist() == groups
+    evidence = server.together
+    upload(server, 1, 1, 1, 1)  # the same way, but no longer from the same pool
+    assert server.pooled.tolist() == groups
+    assert torch.equal(server.together[:2, 2:], evidence[:2, 2:])
+    weights = server.send(0, ("pool", "weights"))["weights"]
+    assert weights[2:].tolist() == [0, 0]
+    assert weights[0] / weights[1] == pytest.approx(server.samples[0] / server.samples[1])
+
+
+def test_an_absent_client_gives_no_evidence_and_keeps_its_core() -> None:
+    server = server_of_four()
+    upload(server, 1, 1, 1, 1)
+    before, core = server.together, server.cores[3]
+    upload(server, 1, 1, 1, None)
+    assert torch.equal(server.together[3], before[3])
+    assert torch.equal(server.cores[3], core)
+    assert server.together[0, 1] > before[0, 1]
+
+
+def test_two_label_conventions_are_found() -> None:
+    experiment = load_experiment(overrides={**FEDERATIONS["digits-conventions"], "method": "graft", "rounds": 5})
+    result = orchard.run(experiment)
+    groups = result.distribution.groups
+    relationships = result.relationships
+    assert groups is not None
+    assert relationships is not None
+    same = np.equal.outer(groups, groups)
+    assert ((relationships[-1] > 0) == same).all()
+    assert result.accuracy()[-1].mean() > 0.85  # FedAvg's average has 40 %
+
+
+# --- What a client keeps ---
+
+
+def test_unexplained_by_hand() -> None:
+    federation = SmallFederation(method="graft").run(1)
+    context, trained = federation.contexts[0], federation.models()[0]
+    x, y = context.data.train
+    counts = torch.bincount(y, minlength=3).tolist()
+    guess = -sum(c / len(y) * math.log((c + 1) / (len(y) + 3)) for c in counts)
+    context.network.vector.copy_(trained)
+    loss = functional.cross_entropy(context.network.module(x), y).item()
+    assert unexplained(context, trained, 3) == pytest.approx(loss / guess)
+    # With all weights 0 every class is equally likely, which is worth less than to know the frequencies.
+    assert unexplained(context, torch.zeros_like(trained), 3) == 1.0
+
+
+def test_the_start_lies_between_pool_and_core() -> None:
+    federation = SmallFederation(method="graft").run(1)
+    client, context = federation.clients[1], federation.contexts[1]
+    assert isinstance(client, GraftClient)
+    core, stock, download = client.core, client.stock, federation.download(1, 1)
+    client.receive(context, download)
+    assert torch.equal(client.personalised(), torch.lerp(core, download.vectors["pool"], 0.5))
+    client.train(context, 1)
+    start = torch.lerp(download.vectors["pool"], core, stock)
+    assert torch.equal(client.core, local_sgd(context, 1, start)[0])
+
+
+def test_no_byte_of_an_upload_depends_on_the_blend() -> None:
+    runs = [SmallFederation(method=method("graft", blend=blend)).run(3) for blend in (0.0, 0.3, 1.0)]
+    for i in range(4):
+        first, *others = (run.clients[i].upload() for run in runs)
+        assert all(torch.equal(first["core"], other["core"]) for other in others)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(
+        orchard.UserError, match=r"method\.opposition = -2: input should be greater than or equal to -1"
+    ):
+        small_experiment(method=method("graft", opposition=-2))
