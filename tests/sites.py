@@ -72,7 +72,7 @@ class Consortium:
 
 def figures(result: Result) -> list[Any]:
     """All that a server may see of a run: no private figures, no times."""
-    private = ("relationships", "alpha", "stock", "time", "seconds")
+    private = ("relationships", "alpha", "time", "seconds")
     return [{k: v for k, v in entry.as_json().items() if k not in private} for entry in result.rounds]
 
 

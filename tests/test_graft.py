@@ -1,6 +1,7 @@
 """Graft: its exact limits, who opposes whom, and what a client keeps of its own."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
 import orchard
 from helpers import SmallFederation, method, small_experiment, small_run
+from orchard.core.evaluation import mean_loss
 from orchard.core.training import local_sgd
+from orchard.data.samples import Samples
 from orchard.experiment import load_experiment
-from orchard.methods.graft import GraftClient, GraftServer, agreement, unexplained
+from orchard.methods.graft import GraftClient, GraftServer, agreement, fit_samples, guess_loss
 from orchard.runs.panel import FEDERATIONS
 
 EVERYBODY = {"opposition": -1.0, "stock": 0.0}
@@ -124,29 +126,46 @@ def test_two_label_conventions_are_found() -> None:
 # --- What a client keeps ---
 
 
-def test_unexplained_by_hand() -> None:
-    federation = SmallFederation(method="graft").run(1)
-    context, trained = federation.contexts[0], federation.models()[0]
-    x, y = context.data.train
-    counts = torch.bincount(y, minlength=3).tolist()
-    guess = -sum(c / len(y) * math.log((c + 1) / (len(y) + 3)) for c in counts)
-    context.network.vector.copy_(trained)
-    loss = functional.cross_entropy(context.network.module(x), y).item()
-    assert unexplained(context, trained, 3) == pytest.approx(loss / guess)
-    # With all weights 0 every class is equally likely, which is worth less than to know the frequencies.
-    assert unexplained(context, torch.zeros_like(trained), 3) == 1.0
+def test_the_loss_of_a_guess_by_hand() -> None:
+    """Of 4 samples 3 are of the first class and 1 of the second; with one more of each of 3 classes there are 7."""
+    expected = -(3 * math.log(4 / 7) + math.log(2 / 7)) / 4
+    assert guess_loss(torch.tensor([0, 1, 0, 0]), 3) == pytest.approx(expected)
+    assert 0 < guess_loss(torch.zeros(9, dtype=torch.long), 2) < 0.1  # even of one class alone
 
 
-def test_the_start_lies_between_pool_and_core() -> None:
-    federation = SmallFederation(method="graft").run(1)
+def test_losses_are_compared_on_few_samples() -> None:
+    context = SmallFederation(method="graft").contexts[0]
+    x, y = torch.arange(600.0)[:, None], torch.zeros(600, dtype=torch.long)
+    many = replace(context, data=replace(context.data, train=Samples(x, y)))
+    assert fit_samples(many).x[:, 0].tolist() == list(range(0, 600, 3))
+    assert torch.equal(fit_samples(context).x, context.data.train.x)
+
+
+def trained_from(federation: SmallFederation, lowest: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Train client 1's second round, after pools of this loss; return what it had, what it got, what it made."""
     client, context = federation.clients[1], federation.contexts[1]
     assert isinstance(client, GraftClient)
-    core, stock, download = client.core, client.stock, federation.download(1, 1)
+    core, download = client.core, federation.download(1, 1)
     client.receive(context, download)
     assert torch.equal(client.personalised(), torch.lerp(core, download.vectors["pool"], 0.5))
+    client.lowest = lowest
     client.train(context, 1)
-    start = torch.lerp(download.vectors["pool"], core, stock)
-    assert torch.equal(client.core, local_sgd(context, 1, start)[0])
+    return core, download.vectors["pool"], client.core
+
+
+def test_from_a_pool_that_gets_better_it_starts_anew() -> None:
+    federation = SmallFederation(method="graft").run(1)
+    _, pool, made = trained_from(federation, math.inf)
+    assert torch.equal(made, local_sgd(federation.contexts[1], 1, pool)[0])
+
+
+def test_else_it_keeps_what_its_core_does_not_explain() -> None:
+    federation = SmallFederation(method="graft").run(1)
+    core, pool, made = trained_from(federation, 0.0)
+    context = federation.contexts[1]
+    stock = mean_loss(context.network, core, context.data.train) / guess_loss(context.data.train.y, 3)
+    assert 0 < stock < 1
+    assert torch.equal(made, local_sgd(context, 1, torch.lerp(pool, core, stock))[0])
 
 
 def test_no_byte_of_an_upload_depends_on_the_blend() -> None:

@@ -3,7 +3,7 @@
 The server keeps one core model C_j for each client, as in APPLE, and sends client i its pool and nothing else:
 
     u_i   = Σ_{j∈G_i} (n_j/n)·C_j               n over G_i: the client itself, and all who do not oppose it
-    start = u_i + s_i·(C_i − u_i)               s_i = min(1, F_i(C_i)/F_i⁰), the stock that it keeps
+    start = u_i + s_i·(C_i − u_i)               s_i: the stock that it keeps of its own
     C_i   ← E epochs of momentum SGD from start, uploaded
     w_i   = ½·(C_i + u_i) with the new u_i      the personalised model, after the exchange
 
@@ -15,20 +15,22 @@ that is, if they pull apart, and from the same others. Clients with other labels
 and their pool is FedAvg's average. Clients who mean another thing by a label pull apart; they are separated within a
 few rounds, and stay so: what is not pooled gives no new evidence.
 
-F_i(C_i) is the core's loss on the client's training data, F_i⁰ that of guessing by the frequency of labels. A large
-network fits the data of one silo from any start, so s_i is soon near 0. A small model that must compromise does not
-fit them from a pool that does not suit its client; then the client goes on from its own core.
+As long as its pool gets better for it, F_i(u_i) < all before, a client starts from the pool alone: s_i = 0. Else it
+keeps what its core does not explain yet, s_i = min(1, F_i(C_i)/F_i⁰). F_i is the loss on its training data, F_i⁰ that
+of guessing by the frequency of labels. A large network fits the data of one silo from any start, so s_i is near 0
+soon. A small model that must compromise may never fit them from the pool; then the client goes on from its own core.
 
 Compared with APPLE: the server sees the same, one core per client, and could work out the same pools from it. Other
-clients see less: an average instead of every core. The personalised model, s_i and the losses never leave the client.
+clients see less: an average instead of every core. The personalised model and s_i never leave the client.
 One model travels each way, however many clients there are, so that no download budget is needed.
 
 Exact limits: with opposition = −1, stock = 0 it is FedAvg-local for blend = 0 and FedAvg for blend = 1; with
 opposition = 1 nobody is pooled, and it is Separate.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -43,8 +45,11 @@ from orchard.method import MethodSettings, Moment, Traffic
 from orchard.methods.fedavg import weighted_mean
 from orchard.methods.heurfedamp import cosines, products
 
+if TYPE_CHECKING:
+    from orchard.data.samples import Samples
+
 FIT_SAMPLES = 256
-"""Training samples that a client measures its fit on, at most."""
+"""Training samples that a client compares losses on, at most."""
 
 
 class Graft(MethodSettings):
@@ -58,7 +63,7 @@ class Graft(MethodSettings):
     name: Literal["graft"] = "graft"
     opposition: float = Field(default=-0.5, ge=-1, le=1, description="below this agreement clients are not pooled")
     blend: float = Field(default=0.5, ge=0, le=1, description="the pool's share in the personalised model")
-    stock: float | None = Field(default=None, ge=0, le=1, description="s_i for all; none: what each cannot explain")
+    stock: float | None = Field(default=None, ge=0, le=1, description="s_i of all clients; none: as each needs")
 
     def traffic(self, federation: Federation) -> Traffic:
         """Send each client its pool and who is in it, and take its core."""
@@ -75,15 +80,15 @@ class Graft(MethodSettings):
 
 
 class GraftClient(Client):
-    """A core, the model that the client uses, the stock that it keeps, and its pool's weights."""
+    """A core, the model that the client uses, the lowest loss of a pool, and the weights of the last one."""
 
-    state_keys = ("core", "model", "stock", "weights")
+    state_keys = ("core", "model", "lowest", "weights")
     round_keys = ("pool",)
 
     def __init__(self, settings: Graft, index: int, federation: Federation) -> None:
         self.settings, self.index, self.classes = settings, index, federation.classes
         self.core = self.model = self.pool = federation.initial_model()
-        self.stock = 1.0 if settings.stock is None else settings.stock
+        self.lowest = math.inf
         self.weights = torch.zeros(federation.clients)
         self.weights[index] = 1
 
@@ -97,13 +102,22 @@ class GraftClient(Client):
         self.model = torch.lerp(self.core, self.pool, self.settings.blend)
 
     def train(self, context: ClientContext, round: int) -> float:
-        """Train the core from the pool and the stock; measure how well it fits."""
-        start = torch.lerp(self.pool, self.core, self.stock)
-        self.core, loss = local_sgd(context, round, start)
+        """Train the core from the pool and the stock."""
+        stock = self.settings.stock
+        if stock is None:
+            stock = self._stock(context) if round > 0 else 0.0  # the first pool is nobody's yet
+        self.core, loss = local_sgd(context, round, torch.lerp(self.pool, self.core, stock))
         self.model = self.core
-        if self.settings.stock is None:
-            self.stock = unexplained(context, self.core, self.classes)
         return loss
+
+    def _stock(self, context: ClientContext) -> float:
+        """Return s_i."""
+        samples, guess = fit_samples(context), guess_loss(context.data.train.y, self.classes)
+        loss = mean_loss(context.network, self.pool, samples)
+        if loss < self.lowest:
+            self.lowest = loss
+            return 0.0
+        return min(1.0, mean_loss(context.network, self.core, samples) / guess)
 
     def personalised(self) -> Tensor:
         """Return the blend of core and pool; between training and the exchange, the core."""
@@ -117,7 +131,7 @@ class GraftClient(Client):
         """Return how much of each core is in the personalised model."""
         mine = torch.zeros_like(self.weights)
         mine[self.index] = 1
-        return {"relationships": torch.lerp(mine, self.weights, self.settings.blend).tolist(), "stock": self.stock}
+        return {"relationships": torch.lerp(mine, self.weights, self.settings.blend).tolist()}
 
 
 class GraftServer(Server):
@@ -161,14 +175,13 @@ def agreement(together: Tensor, lengths: Tensor) -> Tensor:
     return cosines(rho.masked_fill(itself, 1)).masked_fill(itself, 1)
 
 
-def unexplained(context: ClientContext, core: Tensor, classes: int) -> float:
-    """Return F(core)/F⁰ on the training data, at most 1: the share of the labels' entropy that is not explained.
-
-    F⁰ is the loss of guessing by frequency, with one sample more of every class.
-    """
+def fit_samples(context: ClientContext) -> "Samples":
+    """Return the training samples that losses are compared on: all, or evenly spaced ones."""
     train = context.data.train
-    y = train.y
-    some = train.take(np.arange(0, len(y), -(-len(y) // FIT_SAMPLES)))
+    return train.take(np.arange(0, len(train.y), -(-len(train.y) // FIT_SAMPLES)))
+
+
+def guess_loss(y: Tensor, classes: int) -> float:
+    """Return F⁰, the loss of guessing by the frequency of labels, with one more sample of every class."""
     counts = torch.bincount(y, minlength=classes).double()
-    guess = -(counts / len(y)) @ ((counts + 1) / (len(y) + classes)).log()
-    return min(1.0, mean_loss(context.network, core, some) / guess.item())
+    return float(-(counts / len(y)) @ ((counts + 1) / (len(y) + classes)).log())

@@ -2,15 +2,21 @@
 
 Of every method and federation: the mean client test accuracy at the round that validation chooses, and the regret, by
 which the best other method is ahead of it there. A method that is good everywhere has a small largest regret.
+
+On small federations the choice of a round is itself uncertain: a few dozen validation samples choose it. So the mean
+over the last rounds stands beside it, which nobody chooses.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.download import is_at_hand
@@ -36,6 +42,7 @@ FEDERATIONS: Mapping[str, Mapping[str, Any]] = {
     "bloodmnist-practical": {**SMALL, "dataset": "bloodmnist", "partition": "practical", "fraction": 0.2},
 }
 """Each takes seconds to a few minutes per run; the digits need no files."""
+LAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,12 @@ class PanelCell:
     """None if no client's is defined."""
     regret: float
     """The best other method's mean accuracy minus this one's; below 0 if this one is best."""
-    worse_than_alone: float | None
-    """How many clients, on average over seeds, do worse than by training alone; None if that was not run."""
+    settled: Spread
+    """The mean accuracy over the last rounds."""
+    settled_regret: float
+    worse_than_alone: int | None
+    """How many clients do worse than by training alone, by more than the noise of their test sets; the means over
+    seeds count. None if that was not run."""
     clients: int
 
 
@@ -60,14 +71,33 @@ class Panel:
     """By method, then by federation."""
     left_out: Mapping[str, str]
     """Federations that could not be run, and why."""
+    seeds: Sequence[int]
 
-    def mean_regret(self, method: str) -> float:
-        """Return a method's regret, averaged over federations."""
-        return mean(cell.regret for cell in self.cells[method].values())
+    def regrets(self, method: str, *, settled: bool = False) -> list[float]:
+        """Return a method's regret on every federation."""
+        return [cell.settled_regret if settled else cell.regret for cell in self.cells[method].values()]
 
-    def largest_regret(self, method: str) -> float:
-        """Return a method's largest regret."""
-        return max(cell.regret for cell in self.cells[method].values())
+    def worse_than_alone(self, method: str) -> int | None:
+        """Return how many clients of all federations clearly do worse than alone; None if that was not run."""
+        known = [cell.worse_than_alone for cell in self.cells[method].values()]
+        return None if None in known else sum(filter(None, known))
+
+    def ranking(self) -> list[str]:
+        """Return the methods, that with the smallest mean regret first."""
+        return sorted(self.cells, key=lambda method: mean(self.regrets(method)))
+
+    def federations(self) -> list[str]:
+        """Return the federations that were run."""
+        return list(next(iter(self.cells.values())))
+
+    def write(self, path: Path) -> None:
+        """Write a panel as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Panel":
+        """Read a panel back."""
+        return TypeAdapter(cls).validate_json(path.read_bytes())
 
 
 def run_panel(
@@ -94,7 +124,7 @@ def run_panel(
                 cells[method][name] = cell
     if len(left_out) == len(federations):
         raise UserError("--federations: the data of none of these are at hand: " + "; ".join(left_out.values()))
-    return Panel(cells, left_out)
+    return Panel(cells, left_out, seeds)
 
 
 def check_federations(names: Sequence[str]) -> list[str]:
@@ -112,30 +142,36 @@ def _not_at_hand(federation: str, data_dir: Path | None) -> str:
 
 def _cells(runs: Mapping[str, Sequence[Measured]]) -> dict[str, PanelCell]:
     """Compare the runs of all methods on one federation."""
-    accuracy = {
-        method: Spread.of([run.figures.validation_selected.accuracy for run in theirs])
-        for method, theirs in runs.items()
-    }
-    alone = runs.get("separate")
+    accuracy = {m: [run.figures.validation_selected.accuracy for run in theirs] for m, theirs in runs.items()}
+    settled = {m: [mean(run.curve[-LAST_ROUNDS:]) for run in theirs] for m, theirs in runs.items()}
     cells = {}
     for method, theirs in runs.items():
-        best_other = max(accuracy[other].mean for other in runs if other != method)
         balanced = [run.figures.validation_selected.balanced_accuracy for run in theirs]
         defined = [value for value in balanced if value is not None]
-        worse = None
-        if alone:
-            pairs = zip(theirs, alone, strict=True)
-            worse = mean(float((_by_client(mine) < _by_client(other)).sum()) for mine, other in pairs)
         cells[method] = PanelCell(
-            accuracy=accuracy[method],
+            accuracy=Spread.of(accuracy[method]),
             balanced_accuracy=Spread.of(defined) if defined else None,
-            regret=best_other - accuracy[method].mean,
-            worse_than_alone=worse,
+            regret=_regret(accuracy, method),
+            settled=Spread.of(settled[method]),
+            settled_regret=_regret(settled, method),
+            worse_than_alone=_worse(theirs, runs["separate"]) if "separate" in runs else None,
             clients=theirs[0].result.federation.clients,
         )
     return cells
 
 
-def _by_client(run: Measured) -> Any:
+def _regret(values: Mapping[str, Sequence[float]], method: str) -> float:
+    return max(mean(theirs) for other, theirs in values.items() if other != method) - mean(values[method])
+
+
+def _worse(runs: Sequence[Measured], alone: Sequence[Measured]) -> int:
+    """Count the clients whose mean accuracy is two standard errors of a share of their test cases below alone's."""
+    cases = np.array([sum(row) for row in runs[0].result.distribution.counts["test"]])
+    mine, theirs = (np.mean([_by_client(run) for run in some], axis=0) for some in (runs, alone))
+    share = (theirs * cases + 1) / (cases + 2)  # never 0 or 1, which would leave no room for chance
+    return int((mine < theirs - 2 * np.sqrt(share * (1 - share) / cases)).sum())
+
+
+def _by_client(run: Measured) -> NDArray[np.float64]:
     """Return each client's test accuracy at the round that validation chooses."""
     return np.array(run.result.accuracy("test", run.moment)[run.figures.validation_selected.round])
