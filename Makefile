@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
-DEMO   := compare --methods separate,fedavg-local,apple --rounds 12
+DEMO   := compare --methods separate,fedavg-local,apple,graft --partition iid --set shift=labels --set model=small-cnn --set lr=0.02
 FLOOR  := 87  # percent of the lines in src/ that the tests must run
 
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ $(VENV)/development: $(VENV)/runtime
 	@$(BIN)/python $(PIP) -e '.[all]'
 	@touch $@
 
-demo: $(VENV)/runtime ## Training alone, together, and with APPLE on embedded data, in about a minute
+demo: $(VENV)/runtime ## Eight silos that use two codings of labels: alone, together, APPLE and graft, in a minute
 	@$(BIN)/orchard $(DEMO)
 
 test: $(VENV)/development ## Run the tests, and measure how much of the code they run
@@ -45,8 +45,9 @@ format: $(VENV)/development ## Put the code into the house style
 bench: $(VENV)/runtime ## Measure speed, as ratios
 	@$(BIN)/python benchmarks
 
-results: $(VENV)/runtime ## Write docs/results.md anew from the figures in results/
+results: $(VENV)/runtime ## Write docs/results.md and docs/choosing.md anew from the figures in results/
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
+	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
 
 release: $(VENV)/development ## Build the packages in dist/, check them, and run the demo from the wheel
 	@rm -rf dist

@@ -201,7 +201,7 @@ class HastyServer(AppleServer):
 
 
 def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Apple, "server", lambda self, federation: HastyServer(federation))
+    monkeypatch.setattr(Apple, "server", lambda self, federation: HastyServer(self, federation))
     message = "server, round 0: TypeError: HastyServer modifies cores in place: replace it"
     with pytest.raises(RunFailed, match=message):
         small_run(out=tmp_path / "run")
@@ -234,7 +234,7 @@ def test_a_client_that_changes_what_is_not_declared_is_told_so(monkeypatch: pyte
 
 
 def test_a_server_that_changes_what_is_not_declared_is_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Apple, "server", lambda self, federation: CountingServer(federation))
+    monkeypatch.setattr(Apple, "server", lambda self, federation: CountingServer(self, federation))
     with pytest.raises(RunFailed, match=r"changes uploads: name it in CountingServer\.state_keys"):
         small_run()
 

@@ -40,7 +40,8 @@ def test_what_is_evaluated_is_fedavgs_copy_or_average(blend: float, other: str) 
 
 
 def test_with_nobody_pooled_it_is_separate(alone: Tensor) -> None:
-    graft = SmallFederation(method=method("graft", opposition=1.0)).run(3)
+    """The first pool is of all; a client that keeps all of its core does not see it."""
+    graft = SmallFederation(method=method("graft", opposition=1.0, stock=1.0)).run(3)
     assert torch.equal(graft.models(), alone)
     graft.round(3)
     assert all(torch.equal(client.personalised(), alone[i]) for i, client in enumerate(graft.clients))
@@ -76,8 +77,11 @@ def test_agreement_is_symmetric_and_does_not_depend_on_lengths(n: int, seed: int
 
 
 def server_of_four() -> GraftServer:
+    """A server after the first round, which is no evidence."""
     server = SmallFederation(method="graft").server
     assert isinstance(server, GraftServer)
+    upload(server, 1, 1, -1, -1)
+    assert server.pooled.all()
     return server
 
 

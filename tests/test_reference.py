@@ -97,14 +97,16 @@ def equal(one: Any, other: Any) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("changed", [{}, {"initial": "shared"}, {"steps": "full"}])
 @pytest.mark.parametrize("scheduler", ["cos", "exp"])
 @pytest.mark.parametrize("budget", [None, 1, 2])
-def test_apple(budget: int | None, scheduler: str) -> None:
+def test_apple(budget: int | None, scheduler: str, changed: dict[str, str]) -> None:
     eta, mu, length = 0.05, 2.0, int(ROUNDS * 0.7)
     own = {"relationship_lr": eta, "mu": mu, "scheduler": scheduler, "scheduler_fraction": 0.7, "budget": budget}
-    small = federation("apple", **own)
+    small = federation("apple", **own, **changed)
     clients, n = clients_of(small), 5
-    cores = [small.federation.initial_core(j).numpy().copy() for j in range(n)]
+    first = small.federation.initial_model() if "initial" in changed else None
+    cores = [(small.federation.initial_core(j) if first is None else first).numpy().copy() for j in range(n)]
     copies = [list(cores) for _ in range(n)]
     p = [clients.shares.copy() for _ in range(n)]
     for r in range(ROUNDS):
@@ -119,7 +121,7 @@ def test_apple(budget: int | None, scheduler: str) -> None:
             for x, y in clients.batches(i, r):
                 models = np.stack([core if j == i else copies[i][j] for j in range(n)])
                 g = slope(p[i] @ models, x, y)
-                core_velocity = MOMENTUM * core_velocity + p[i][i] * g
+                core_velocity = MOMENTUM * core_velocity + (1 if "steps" in changed else p[i][i]) * g
                 p_velocity = MOMENTUM * p_velocity + models @ g + strength * (p[i] - clients.shares)
                 core = core - LR * DECAY**r * core_velocity
                 p[i] = p[i] - eta * DECAY**r * p_velocity
@@ -307,11 +309,12 @@ def test_graft(opposition: float) -> None:
         starts = pools + stock[:, None] * (cores - pools)
         cores = np.stack([clients.local_sgd(starts[i], i, r) for i in range(n)])
         moves = cores - pools
-        for i, j in np.argwhere(pooled):
-            together[i, j] += moves[i] @ moves[j]
-            lengths[i, j] += moves[i] @ moves[i]
-        rho = together / np.sqrt(lengths * lengths.T)
-        pooled = np.array([[a @ b / np.sqrt(a @ a * (b @ b)) for a in rho] for b in rho]) >= opposition - 1e-12
+        if r > 0:
+            for i, j in np.argwhere(pooled):
+                together[i, j] += moves[i] @ moves[j]
+                lengths[i, j] += moves[i] @ moves[i]
+            rho = together / np.sqrt(lengths * lengths.T)
+            pooled = np.array([[a @ b / np.sqrt(a @ a * (b @ b)) for a in rho] for b in rho]) >= opposition - 1e-12
         weights = pooled * clients.shares
         weights /= weights.sum(1, keepdims=True)
         pools = weights @ cores

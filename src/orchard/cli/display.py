@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.cli.data_tables import class_legend, distribution_tables, output
-from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, rich_table
+from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, relationship_table, rich_table
 from orchard.data.clients import federated_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment
+from orchard.runs.advice import advice
 from orchard.runs.comparison import Comparison
 from orchard.runs.files import write_durably
 from orchard.runs.listing import run_summaries
@@ -25,6 +26,9 @@ from orchard.text import readable
 
 if TYPE_CHECKING:
     from orchard.paper.reproduce import Reproduction
+
+MATRIX_CLIENTS = 16
+"""The relationships of so many clients fit into a terminal."""
 
 
 def print_comparison(comparison: Comparison, style: str) -> None:
@@ -39,6 +43,11 @@ def print_comparison(comparison: Comparison, style: str) -> None:
     if comparison.alone and len(comparison.rows) > 1:
         console.print("\nWhat each client gains over training alone, in percentage points:")
         console.print(gains_table(comparison, comparison.alone))
+    learned = [row for row in comparison.rows if row.relationships is not None]
+    if learned and len(comparison.clients) <= MATRIX_CLIENTS:
+        best = max(learned, key=lambda row: row.bmcta.mean)
+        console.print(f"\nWho learns from whom with {best.label}: what each row takes from each client, in %")
+        console.print(relationship_table(comparison, best))
 
 
 def print_reproduction(found: "Reproduction", *, whole: bool) -> None:
@@ -135,6 +144,8 @@ def print_result(result: Result, folder: Path | None) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
         f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
+    if note := advice(result.experiment.method.name, best.accuracy, result.distribution):
+        console.print(note, soft_wrap=True, markup=False, style="yellow")
     alone = result.single_class_clients()
     if alone:
         note = f"no balanced accuracy and no AUROC for those who hold test data of one class: {', '.join(alone)}"

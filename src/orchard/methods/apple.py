@@ -16,6 +16,10 @@ Rounds r count from 0. Momentum and decay of both learning rates are the experim
 w^p is linear in (w_i, p_i), so by the chain rule both gradients are exact for any architecture. p0_j = n_j/n.
 λ fades from 1 to 0 over the first L = int(R·scheduler_fraction) rounds, like a cosine or as 10^(−3r/L).
 
+Two settings depart from the paper, to see what they change where APPLE hardly starts. N independent first cores mixed
+by n_j/n almost cancel: `initial = "shared"` lets all cores start as one. A step on p_ii·g moves w^p by p_ii²·η1·g, a
+hundredth of a plain step for p_ii = 0.1: with `steps = "full"` w_i steps on g.
+
 With a budget M < N−1 a client downloads M cores per round: first those it never had (ties at random), then
 others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N). Of the rest it keeps its last copies.
 """
@@ -52,6 +56,8 @@ class Apple(MethodSettings):
     scheduler: Literal["cos", "exp"] = Field(default="cos", description="how λ fades")
     scheduler_fraction: float = Field(default=0.3, ge=0, le=1, description="L as a share of all rounds")
     budget: int | None = Field(default=None, ge=1, description="M, cores downloaded per round; none: all")
+    initial: Literal["independent", "shared"] = Field(default="independent", description="the first cores")
+    steps: Literal["paper", "full"] = Field(default="paper", description="what a core steps on: p_ii·g, or g")
     selection: Literal["paper", "uniform"] = Field(default="paper", description="which cores, under a budget")
 
     def check(self, experiment: Experiment) -> None:
@@ -69,6 +75,10 @@ class Apple(MethodSettings):
             return (math.cos(math.pi * round / last) + 1) / 2
         return float(10 ** (-3 * round / last))
 
+    def first_core(self, client: int, federation: Federation) -> Tensor:
+        """Return the core that a client starts with."""
+        return federation.initial_core(client) if self.initial == "independent" else federation.initial_model()
+
     def traffic(self, federation: Federation) -> Traffic:
         """Let core models travel, and nothing else."""
         cores = {core_of(j): federation.parameters for j in range(federation.clients)}
@@ -80,7 +90,7 @@ class Apple(MethodSettings):
 
     def server(self, federation: Federation) -> "AppleServer":
         """Make the server."""
-        return AppleServer(federation)
+        return AppleServer(self, federation)
 
 
 class AppleClient(Client):
@@ -90,7 +100,7 @@ class AppleClient(Client):
 
     def __init__(self, settings: Apple, index: int, federation: Federation) -> None:
         self.settings, self.index, self.experiment = settings, index, federation.experiment
-        self.core = federation.initial_core(index)
+        self.core = settings.first_core(index, federation)
         self.p0 = torch.tensor(federation.shares, dtype=self.core.dtype, device=self.core.device)
         self.relationships = self.p0.clone()
         self.others = [j for j in range(federation.clients) if j != index]
@@ -100,7 +110,8 @@ class AppleClient(Client):
             self.round_keys = ("copies",)
         else:
             self.state_keys = (*self.state_keys, "copies", "downloaded")
-            self.copies = [None if j == index else federation.initial_core(j) for j in range(federation.clients)]
+            firsts = [settings.first_core(j, federation) for j in range(federation.clients)]
+            self.copies = [None if j == index else core for j, core in enumerate(firsts)]
 
     def select(self, round: int) -> Sequence[str]:
         """Ask for all others' cores, or for M of them."""
@@ -137,6 +148,7 @@ class AppleClient(Client):
         not_self[i] = 0
         w_sgd = MomentumSGD(w, self.experiment, round)
         p_sgd = MomentumSGD(p, self.experiment, round, lr=settings.relationship_lr)
+        full = settings.steps == "full"
         proximal = settings.mu * settings.proximal_weight(round, self.experiment.rounds)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -146,7 +158,7 @@ class AppleClient(Client):
             p_gradient = torch.mv(copies, g)
             p_gradient[i] = torch.dot(w, g)
             p_gradient.add_(p - self.p0, alpha=proximal)
-            w_sgd.step(g.mul_(p[i]))
+            w_sgd.step(g if full else g.mul_(p[i]))
             p_sgd.step(p_gradient)
             return loss + 0 * p.sum()  # not finite if p is not, so that the step is named
 
@@ -180,8 +192,8 @@ class AppleServer(Server):
 
     state_keys = ("cores",)
 
-    def __init__(self, federation: Federation) -> None:
-        self.cores = [federation.initial_core(j) for j in range(federation.clients)]
+    def __init__(self, settings: Apple, federation: Federation) -> None:
+        self.cores = [settings.first_core(j, federation) for j in range(federation.clients)]
 
     def send(self, client: int, selected: Sequence[str]) -> Vectors:
         """Return the cores that a client selected."""

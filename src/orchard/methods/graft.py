@@ -8,6 +8,7 @@ The server keeps one core model C_j for each client, as in APPLE, and sends clie
     w_i   = ½·(C_i + u_i) with the new u_i      the personalised model, after the exchange
 
 Who opposes whom shows in how cores leave their pools, D_i = C_i − u_i. Over the rounds in which i and j were pooled,
+but for the first, in which all leave one random model and much the same way,
 
     ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they oppose each other if cos(ρ_i, ρ_j) < −½
 
@@ -25,7 +26,7 @@ clients see less: an average instead of every core. The personalised model and s
 One model travels each way, however many clients there are, so that no download budget is needed.
 
 Exact limits: with opposition = −1, stock = 0 it is FedAvg-local for blend = 0 and FedAvg for blend = 1; with
-opposition = 1 nobody is pooled, and it is Separate.
+opposition = 1, stock = 1 it is Separate.
 """
 
 import math
@@ -135,14 +136,15 @@ class GraftClient(Client):
 
 
 class GraftServer(Server):
-    """The cores, the pools last sent, who was pooled with whom, and the products of what each did to its pool."""
+    """The cores, the pools last sent, who is pooled with whom, and the products of how each has left its pool."""
 
-    state_keys = ("cores", "pools", "pooled", "together", "lengths")
+    state_keys = ("cores", "pools", "trained", "pooled", "together", "lengths")
 
     def __init__(self, settings: Graft, federation: Federation) -> None:
         n = federation.clients
         self.opposition, self.samples = settings.opposition, federation.samples
         self.cores = self.pools = [federation.initial_model()] * n
+        self.trained = False
         self.pooled = torch.ones(n, n, dtype=torch.bool)
         self.together = torch.zeros(n, n, dtype=torch.float64)
         self.lengths = torch.zeros(n, n, dtype=torch.float64)
@@ -155,14 +157,19 @@ class GraftServer(Server):
     def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Take in the cores, weigh the evidence, and make the next pools."""
         self.cores = [uploads[j]["core"] if j in uploads else core for j, core in enumerate(self.cores)]
-        seen = torch.tensor([j in uploads for j in range(len(self.cores))])
+        if self.trained:
+            self._weigh(torch.tensor([j in uploads for j in range(len(self.cores))]))
+        self.trained = True
+        made = {row: self._pool(row) for row in {tuple(row) for row in self.pooled.tolist()}}
+        self.pools = [made[tuple(row)] for row in self.pooled.tolist()]
+
+    def _weigh(self, seen: Tensor) -> None:
+        """Add how those who were seen have left their pools, and decide anew who is pooled."""
         counts = self.pooled & seen & seen[:, None]
         moves = products([core.cpu() - pool.cpu() for core, pool in zip(self.cores, self.pools, strict=True)])
         self.together = self.together + moves * counts
         self.lengths = self.lengths + moves.diagonal()[:, None] * counts
         self.pooled = agreement(self.together, self.lengths) >= self.opposition
-        made = {row: self._pool(row) for row in {tuple(row) for row in self.pooled.tolist()}}
-        self.pools = [made[tuple(row)] for row in self.pooled.tolist()]
 
     def _pool(self, members: Sequence[bool]) -> Tensor:
         return weighted_mean({j: core for j, core in enumerate(self.cores) if members[j]}, self.samples)

@@ -1,6 +1,7 @@
 """The results of runs, in sentences for people who do not train networks."""
 
 from orchard.report.content import Content, RunView
+from orchard.runs.advice import advice
 
 SEVERAL = 3
 """Up to so many clients are named one by one; otherwise they are counted."""
@@ -24,6 +25,8 @@ def story(content: Content, run: RunView) -> list[str]:
     if run.alone is not None:
         outcome += f"; training alone it is right in {_percent(run.alone)}"
     sentences.append(f"{outcome}.")
+    if run.state == "finished" and (note := advice(run.method, run.best.accuracy, content.distribution)):
+        sentences.append(note)
     sentences += _gains(content, run) if run.gains is not None else [_extremes(content, run)]
     return sentences
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+import numpy as np
+
 from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
 from orchard.runs.loop import Stop
-from orchard.runs.result import Figures
+from orchard.runs.result import Array, Figures
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Row:
     seconds: float
     clients: list[float]
     """Each client's test accuracy at the round of the BMCTA, mean over seeds."""
+    relationships: Array | None = None
+    """How much each client (row) takes from each (column) after the last round, mean over seeds, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Comparison:
     clients: list[str]
     alone: Row | None
     """The row of training alone (`separate`), if it was compared."""
+    groups: list[int] | None = None
+    """The group of each client, if they were dealt into groups that differ."""
 
 
 def compare(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop: Stop | None = None) -> Comparison:
@@ -63,8 +69,9 @@ def compare(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop:
     separate_label = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
     alone = [run.figures for run in runs[separate_label]] if separate_label else None
     rows = {label: _row(label, theirs, alone) for label, theirs in runs.items()}
-    clients = next(iter(measured.values())).result.distribution.clients
-    return Comparison(list(rows.values()), list(clients), rows[separate_label] if separate_label else None)
+    held = next(iter(measured.values())).result.distribution
+    groups = None if held.groups is None else list(held.groups)
+    return Comparison(list(rows.values()), list(held.clients), rows[separate_label] if separate_label else None, groups)
 
 
 def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) -> Row:
@@ -76,6 +83,7 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
             sum(mine < theirs for mine, theirs in zip(f.clients, b.clients, strict=True))
             for f, b in zip(figures, alone, strict=True)
         )
+    known = [matrices for result in results if (matrices := result.relationships) is not None]
     return Row(
         label=label,
         bmcta=Spread.of([f.best.accuracy for f in figures]),
@@ -87,4 +95,5 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
         bytes_down=mean(result.bytes_down / n for result, n in zip(results, turns, strict=True)),
         seconds=mean(result.seconds for result in results),
         clients=[mean(values) for values in zip(*(f.clients for f in figures), strict=True)],
+        relationships=np.mean([matrices[-1] for matrices in known], axis=0) if known else None,
     )
