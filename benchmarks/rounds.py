@@ -22,6 +22,7 @@ from orchard.data.clients import ClientArrays
 from orchard.engines import client_round
 from orchard.methods import apple
 from orchard.methods.fedfomo import FedFomoClient, FedFomoServer
+from orchard.methods.graft import GraftClient, GraftServer
 from orchard.methods.heurfedamp import HeurFedAMPClient, HeurFedAMPServer
 from orchard.runs.folder import RunFolder
 from orchard.runs.model_store import ModelStore
@@ -35,6 +36,7 @@ Shares = dict[str, tuple[float, ...]]
 OWN_WORK: dict[str, list[tuple[object, str]]] = {
     "fedfomo": [(FedFomoClient, "receive"), (FedFomoServer, "send"), (FedFomoServer, "aggregate")],
     "heurfedamp": [(HeurFedAMPClient, "receive"), (HeurFedAMPServer, "send"), (HeurFedAMPServer, "aggregate")],
+    "graft": [(GraftClient, "receive"), (GraftClient, "_stock"), (GraftServer, "send"), (GraftServer, "aggregate")],
 }
 
 

@@ -278,3 +278,18 @@ def test_a_method_from_another_package(tmp_path: Path) -> None:
     )
     assert refused.returncode == 2
     assert "method.keep = 2.0: input should be less than or equal to 1" in refused.stderr
+
+
+def test_who_learns_from_whom_is_shown_group_by_group(tmp_path: Path) -> None:
+    words = ["--partition", "iid", "--set", "shift=labels", "--clients", "4", "--methods", "fedavg,graft"]
+    words += [word for setting in QUICK for word in ("--set", setting)]
+    said = orchard_command("compare", *words, "--out", str(tmp_path), cwd=tmp_path).stdout
+    head, *rows = said[said.index("Who learns from whom with graft") :].splitlines()[1:6]
+    groups = [row.split("group ")[1].split()[0] for row in rows]
+    assert groups == ["0", "0", "1", "1"]
+    for row in rows:
+        number = row.removeprefix("client ").split(",")[0]
+        assert number in head.split()
+        shares = [0 if cell == "·" else int(cell) for cell in row.split()[4:]]
+        assert sum(shares) == pytest.approx(100, abs=2)
+        assert max(shares) == shares[head.split().index(number)]  # itself

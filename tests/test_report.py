@@ -19,7 +19,7 @@ from orchard.cli import app
 from orchard.errors import UserError
 from orchard.experiment import load_experiment
 from orchard.report.command import command_of
-from orchard.report.content import Content, content_of
+from orchard.report.content import Content, Relationships, content_of
 from orchard.report.page import page, page_data
 from orchard.report.story import overview, story
 from orchard.runs.folder import RunFolder
@@ -97,6 +97,25 @@ def test_many_clients_do_not_make_the_page_large(tmp_path: Path) -> None:
 
 
 # --- Sentences ---
+
+
+@pytest.mark.parametrize(
+    ("matrix", "said"),
+    [
+        ([[1, 0.2, 0, 0], [0, 1, 0, 0], [0, 0, 1, -0.1], [0, 0, 0, 1]], "north, south; east, west."),
+        ([[1, 0.2, 0, 0], [0.2, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], "north, south."),
+        ([[1, 0.2, 0, 0], [0, 1, 0.1, 0], [0, 0, 1, 0.1], [0, 0, 0, 1]], ""),
+        ([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], ""),
+    ],
+)
+def test_groups_that_learn_among_themselves_are_named(
+    compared: list[Path], matrix: list[list[float]], said: str
+) -> None:
+    content = shown(*compared)
+    content = replace(content, distribution=replace(content.distribution, clients=["north", "south", "east", "west"]))
+    told = story(content, replace(content.runs[0], relationships=Relationships([5], [matrix])))
+    assert (f"These learn only from one another: {said}" in told) == bool(said)
+    assert any("only from one another" in sentence for sentence in told) == bool(said)
 
 
 def test_the_story_of_a_run_beside_training_alone(compared: list[Path]) -> None:

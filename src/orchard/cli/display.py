@@ -43,11 +43,11 @@ def print_comparison(comparison: Comparison, style: str) -> None:
     if comparison.alone and len(comparison.rows) > 1:
         console.print("\nWhat each client gains over training alone, in percentage points:")
         console.print(gains_table(comparison, comparison.alone))
-    learned = [row for row in comparison.rows if row.relationships is not None]
-    if learned and len(comparison.clients) <= MATRIX_CLIENTS:
-        best = max(learned, key=lambda row: row.bmcta.mean)
+    learned = [row for row in comparison.rows if row.relationships]
+    best = max(learned, key=lambda row: row.bmcta.mean, default=None)
+    if best and best.relationships and len(comparison.clients) <= MATRIX_CLIENTS:
         console.print(f"\nWho learns from whom with {best.label}: what each row takes from each client, in %")
-        console.print(relationship_table(comparison, best))
+        console.print(relationship_table(comparison, best.relationships))
 
 
 def print_reproduction(found: "Reproduction", *, whole: bool) -> None:

@@ -59,10 +59,9 @@ def gains_table(comparison: Comparison, alone: Row) -> Table:
     return table
 
 
-def relationship_table(comparison: Comparison, row: Row) -> Table:
+def relationship_table(comparison: Comparison, matrix: Sequence[Sequence[float]]) -> Table:
     """Return how much each client (row) takes from each (column), in percent; members of a group side by side."""
-    matrix, groups = row.relationships, comparison.groups
-    assert matrix is not None  # noqa: S101
+    groups = comparison.groups
     order = sorted(range(len(matrix)), key=lambda i: (groups[i] if groups else 0, i))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("")
@@ -70,7 +69,7 @@ def relationship_table(comparison: Comparison, row: Row) -> Table:
         table.add_column(str(j), justify="right", no_wrap=True)
     for i in order:
         name = comparison.clients[i] + (f", group {groups[i]}" if groups else "")
-        table.add_row(Text(name), *(_share(matrix[i, j], itself=i == j) for j in order))
+        table.add_row(Text(name), *(_share(matrix[i][j], itself=i == j) for j in order))
     return table
 
 

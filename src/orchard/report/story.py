@@ -5,6 +5,8 @@ from orchard.runs.advice import advice
 
 SEVERAL = 3
 """Up to so many clients are named one by one; otherwise they are counted."""
+LINK = 0.001
+"""A relationship below this is none."""
 
 
 def overview(content: Content) -> list[str]:
@@ -28,7 +30,7 @@ def story(content: Content, run: RunView) -> list[str]:
     if run.state == "finished" and (note := advice(run.method, run.best.accuracy, content.distribution)):
         sentences.append(note)
     sentences += _gains(content, run) if run.gains is not None else [_extremes(content, run)]
-    return sentences
+    return sentences + _groups(content, run)
 
 
 def _what_happened(content: Content, run: RunView) -> str:
@@ -67,6 +69,27 @@ def _gains(content: Content, run: RunView) -> list[str]:
         low = worse[0]
         sentences.append(f"{len(worse)} clients do worse than alone, {names[low]} most ({_points(gains[low])}).")
     return sentences
+
+
+def _groups(content: Content, run: RunView) -> list[str]:
+    """Say who learns only among themselves after the last round, if there are such groups."""
+    if not run.relationships:
+        return []
+    left, groups = dict(enumerate(run.relationships.matrices[-1])), list[list[int]]()
+    while left:
+        group, reached = list[int](), [min(left)]
+        while reached:
+            i = reached.pop()
+            if i in left:
+                row = left.pop(i)
+                group.append(i)
+                reached += [j for j in left if abs(row[j]) > LINK or abs(left[j][i]) > LINK]
+        groups.append(sorted(group))
+    several = [group for group in groups if len(group) > 1]
+    if len(groups) < 2 or not several:
+        return []
+    named = "; ".join(", ".join(content.distribution.clients[i] for i in group) for group in several)
+    return [f"These learn only from one another: {named}."]
 
 
 def _extremes(content: Content, run: RunView) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
 from orchard.runs.loop import Stop
-from orchard.runs.result import Array, Figures
+from orchard.runs.result import Figures
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
     seconds: float
     clients: list[float]
     """Each client's test accuracy at the round of the BMCTA, mean over seeds."""
-    relationships: Array | None = None
+    relationships: list[list[float]] | None = None
     """How much each client (row) takes from each (column) after the last round, mean over seeds, if it is known."""
 
 
@@ -95,5 +95,5 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
         bytes_down=mean(result.bytes_down / n for result, n in zip(results, turns, strict=True)),
         seconds=mean(result.seconds for result in results),
         clients=[mean(values) for values in zip(*(f.clients for f in figures), strict=True)],
-        relationships=np.mean([matrices[-1] for matrices in known], axis=0) if known else None,
+        relationships=np.mean([matrices[-1] for matrices in known], axis=0).tolist() if known else None,
     )
