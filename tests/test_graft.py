@@ -145,31 +145,37 @@ def test_losses_are_compared_on_few_samples() -> None:
     assert torch.equal(fit_samples(context).x, context.data.train.x)
 
 
-def trained_from(federation: SmallFederation, lowest: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Train client 1's second round, after pools of this loss; return what it had, what it got, what it made."""
+def trained_from(federation: SmallFederation, lowest: float) -> tuple[Tensor, Tensor, GraftClient]:
+    """Train client 1's second round, after pools of this loss; return the core it had, the pool it got, and it."""
     client, context = federation.clients[1], federation.contexts[1]
     assert isinstance(client, GraftClient)
     core, download = client.core, federation.download(1, 1)
-    client.receive(context, download)
-    assert torch.equal(client.personalised(), torch.lerp(core, download.vectors["pool"], 0.5))
     client.lowest = lowest
+    client.receive(context, download)
+    assert torch.equal(client.personalised(), torch.lerp(core, client.start, 0.5))
     client.train(context, 1)
-    return core, download.vectors["pool"], client.core
+    assert torch.equal(client.personalised(), client.core)
+    return core, download.vectors["pool"], client
 
 
 def test_from_a_pool_that_gets_better_it_starts_anew() -> None:
     federation = SmallFederation(method="graft").run(1)
-    _, pool, made = trained_from(federation, math.inf)
-    assert torch.equal(made, local_sgd(federation.contexts[1], 1, pool)[0])
+    _, pool, client = trained_from(federation, math.inf)
+    assert torch.equal(client.core, local_sgd(federation.contexts[1], 1, pool)[0])
+    shares = torch.tensor(federation.federation.shares)
+    torch.testing.assert_close(client.relationships, (torch.eye(4)[1] + shares) / 2)
 
 
 def test_else_it_keeps_what_its_core_does_not_explain() -> None:
     federation = SmallFederation(method="graft").run(1)
-    core, pool, made = trained_from(federation, 0.0)
+    core, pool, client = trained_from(federation, 0.0)
     context = federation.contexts[1]
     stock = mean_loss(context.network, core, context.data.train) / guess_loss(context.data.train.y, 3)
     assert 0 < stock < 1
-    assert torch.equal(made, local_sgd(context, 1, torch.lerp(pool, core, stock))[0])
+    assert torch.equal(client.core, local_sgd(context, 1, torch.lerp(pool, core, stock))[0])
+    shares = torch.tensor(federation.federation.shares)
+    expected = torch.lerp(torch.eye(4)[1], shares, (1 - stock) / 2)
+    torch.testing.assert_close(client.relationships, expected)
 
 
 def test_no_byte_of_an_upload_depends_on_the_blend() -> None:

@@ -322,8 +322,10 @@ def test_graft(opposition: float) -> None:
         assert isinstance(small.server, GraftServer)
         equal(small.models().numpy(), cores)
         equal(numbers(small.server.pools), pools)
+        for i, client in enumerate(small.clients if r == 0 else []):  # after which no pool was better before
+            state = client.state()
+            client.receive(small.contexts[i], small.download(i, 1))
+            equal(client.personalised().numpy(), (cores[i] + pools[i]) / 2)
+            client.restore(state)
     assert not pooled.all()  # somebody was separated
     assert kept or opposition > 0  # and somebody kept a stock
-    for i, client in enumerate(small.clients):
-        client.receive(small.contexts[i], small.download(i, ROUNDS))
-        equal(client.personalised().numpy(), (cores[i] + pools[i]) / 2)

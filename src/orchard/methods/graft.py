@@ -5,7 +5,7 @@ The server keeps one core model C_j for each client, as in APPLE, and sends clie
     u_i   = Σ_{j∈G_i} (n_j/n)·C_j               n over G_i: the client itself, and all who do not oppose it
     start = u_i + s_i·(C_i − u_i)               s_i: the stock that it keeps of its own
     C_i   ← E epochs of momentum SGD from start, uploaded
-    w_i   = ½·(C_i + u_i) with the new u_i      the personalised model, after the exchange
+    w_i   = ½·(C_i + start of the next round)   the personalised model, after the exchange
 
 Who opposes whom shows in how cores leave their pools, D_i = C_i − u_i. Over the rounds in which i and j were pooled,
 but for the first, in which all leave one random model and much the same way,
@@ -63,7 +63,7 @@ class Graft(MethodSettings):
     )
     name: Literal["graft"] = "graft"
     opposition: float = Field(default=-0.5, ge=-1, le=1, description="below this agreement clients are not pooled")
-    blend: float = Field(default=0.5, ge=0, le=1, description="the pool's share in the personalised model")
+    blend: float = Field(default=0.5, ge=0, le=1, description="the next start's share in the personalised model")
     stock: float | None = Field(default=None, ge=0, le=1, description="s_i of all clients; none: as each needs")
 
     def traffic(self, federation: Federation) -> Traffic:
@@ -81,47 +81,51 @@ class Graft(MethodSettings):
 
 
 class GraftClient(Client):
-    """A core, the model that the client uses, the lowest loss of a pool, and the weights of the last one."""
+    """A core, the model that the client uses, the lowest loss of a pool, and how much of each core its model has."""
 
-    state_keys = ("core", "model", "lowest", "weights")
-    round_keys = ("pool",)
+    state_keys = ("core", "model", "lowest", "relationships")
+    round_keys = ("start",)
 
     def __init__(self, settings: Graft, index: int, federation: Federation) -> None:
         self.settings, self.index, self.classes = settings, index, federation.classes
-        self.core = self.model = self.pool = federation.initial_model()
+        self.core = self.model = self.start = federation.initial_model()
         self.lowest = math.inf
-        self.weights = torch.zeros(federation.clients)
-        self.weights[index] = 1
+        self.itself = torch.eye(federation.clients).to(self.core)[index]
+        self.relationships = self.itself
 
     def select(self, round: int) -> Sequence[str]:
         """Ask for the pool made for this client, and who is in it."""
         return ("pool", "weights")
 
     def receive(self, context: ClientContext, download: Download) -> None:
-        """Blend the core with the new pool."""
-        self.pool, self.weights = download.vectors["pool"], download.vectors["weights"]
-        self.model = torch.lerp(self.core, self.pool, self.settings.blend)
+        """Find the next start between pool and core, and blend it with the core."""
+        pool, weights = download.vectors["pool"], download.vectors["weights"]
+        stock, blend = self._stock(context, pool, download.round), self.settings.blend
+        self.start = torch.lerp(pool, self.core, stock)
+        self.model = torch.lerp(self.core, self.start, blend)
+        self.relationships = torch.lerp(self.itself, weights, blend * (1 - stock))
 
-    def train(self, context: ClientContext, round: int) -> float:
-        """Train the core from the pool and the stock."""
-        stock = self.settings.stock
-        if stock is None:
-            stock = self._stock(context) if round > 0 else 0.0  # the first pool is nobody's yet
-        self.core, loss = local_sgd(context, round, torch.lerp(self.pool, self.core, stock))
-        self.model = self.core
-        return loss
-
-    def _stock(self, context: ClientContext) -> float:
+    def _stock(self, context: ClientContext, pool: Tensor, round: int) -> float:
         """Return s_i."""
+        if self.settings.stock is not None:
+            return self.settings.stock
+        if round == 0:  # the first pool is nobody's yet
+            return 0.0
         samples, guess = fit_samples(context), guess_loss(context.data.train.y, self.classes)
-        loss = mean_loss(context.network, self.pool, samples)
+        loss = mean_loss(context.network, pool, samples)
         if loss < self.lowest:
             self.lowest = loss
             return 0.0
         return min(1.0, mean_loss(context.network, self.core, samples) / guess)
 
+    def train(self, context: ClientContext, round: int) -> float:
+        """Train the core."""
+        self.core, loss = local_sgd(context, round, self.start)
+        self.model = self.core
+        return loss
+
     def personalised(self) -> Tensor:
-        """Return the blend of core and pool; between training and the exchange, the core."""
+        """Return the blend of core and start; between training and the exchange, the core."""
         return self.model
 
     def upload(self) -> Vectors:
@@ -129,10 +133,8 @@ class GraftClient(Client):
         return {"core": self.core}
 
     def diagnostics(self) -> Diagnostics:
-        """Return how much of each core is in the personalised model."""
-        mine = torch.zeros_like(self.weights)
-        mine[self.index] = 1
-        return {"relationships": torch.lerp(mine, self.weights, self.settings.blend).tolist()}
+        """Return how much of each core the personalised model has."""
+        return {"relationships": self.relationships.tolist()}
 
 
 class GraftServer(Server):
@@ -190,5 +192,5 @@ def fit_samples(context: ClientContext) -> "Samples":
 
 def guess_loss(y: Tensor, classes: int) -> float:
     """Return F⁰, the loss of guessing by the frequency of labels, with one more sample of every class."""
-    counts = torch.bincount(y, minlength=classes).double()
+    counts = torch.bincount(y.cpu(), minlength=classes).double()
     return float(-(counts / len(y)) @ ((counts + 1) / (len(y) + classes)).log())
