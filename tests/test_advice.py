@@ -23,7 +23,12 @@ def test_guessing_by_hand(held: DataDistribution) -> None:
 
 
 def test_who_is_above_chance_is_told_nothing(held: DataDistribution) -> None:
-    assert advice("apple", 0.68, held) == ""
+    assert advice("apple", 0.67, held) == ""  # 62.5 % and a tenth of the rest are 66.25 %
+
+
+def test_where_guessing_is_always_right_nothing_is_said(held: DataDistribution) -> None:
+    one_class = DataDistribution(**{**vars(held), "counts": {**held.counts, "test": [[4, 0, 0], [0, 7, 0]]}})
+    assert advice("graft", 1.0, one_class) == ""
 
 
 def test_apple_is_told_why_and_what_to_do(held: DataDistribution) -> None:

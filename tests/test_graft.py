@@ -16,6 +16,7 @@ from orchard.core.evaluation import mean_loss
 from orchard.core.training import local_sgd
 from orchard.data.samples import Samples
 from orchard.experiment import load_experiment
+from orchard.methods import weighted_mean
 from orchard.methods.graft import GraftClient, GraftServer, agreement, fit_samples, guess_loss
 from orchard.runs.panel import FEDERATIONS
 
@@ -39,9 +40,8 @@ def test_what_is_evaluated_is_fedavgs_copy_or_average(blend: float, other: str) 
     assert all(torch.equal(a[0], b[0]) for a, b in zip(graft.models, fedavg.models, strict=True))
 
 
-def test_with_nobody_pooled_it_is_separate(alone: Tensor) -> None:
-    """The first pool is of all; a client that keeps all of its core does not see it."""
-    graft = SmallFederation(method=method("graft", opposition=1.0, stock=1.0)).run(3)
+def test_keeping_all_of_ones_core_is_separate(alone: Tensor) -> None:
+    graft = SmallFederation(method=method("graft", stock=1.0)).run(3)
     assert torch.equal(graft.models(), alone)
     graft.round(3)
     assert all(torch.equal(client.personalised(), alone[i]) for i, client in enumerate(graft.clients))
@@ -113,6 +113,27 @@ def test_an_absent_client_gives_no_evidence_and_keeps_its_core() -> None:
     assert torch.equal(server.together[3], before[3])
     assert torch.equal(server.cores[3], core)
     assert server.together[0, 1] > before[0, 1]
+
+
+def test_who_is_absent_from_the_start_is_in_nobodys_pool() -> None:
+    server = SmallFederation(method="graft").server
+    assert isinstance(server, GraftServer)
+    upload(server, 1, 1, 1, None)
+    mean = weighted_mean({j: server.cores[j] for j in range(3)}, server.samples)
+    assert all(torch.equal(pool, mean) for pool in server.pools)
+    assert server.send(3, ("pool", "weights"))["weights"][3] == 0
+    upload(server, 1, 1, 1, 1)
+    assert server.send(0, ("pool", "weights"))["weights"][3] > 0
+
+
+@pytest.mark.parametrize(("opposition", "pooled"), [(-1.0, [[True] * 2] * 2), (1.0, [[True, False], [False, True]])])
+def test_all_or_nobody_is_pooled_at_the_ends(opposition: float, pooled: list[list[bool]]) -> None:
+    """Of two clients that go exactly opposite ways."""
+    server = SmallFederation(method=method("graft", opposition=opposition), clients=2).server
+    assert isinstance(server, GraftServer)
+    for _ in range(3):
+        upload(server, 0.1, -0.3)
+    assert server.pooled.tolist() == pooled
 
 
 def test_two_label_conventions_are_found() -> None:

@@ -74,7 +74,7 @@ class Experiment(Settings):
         partition = values.get("partition")
         chosen = named(partition)
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)
-        if dataset in CATALOGUE and name == CATALOGUE[dataset].natural[0]:
+        if dataset in CATALOGUE and name == CATALOGUE[dataset].natural_name:
             defaults["clients"] = CATALOGUE[dataset].natural[1]
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}

@@ -40,7 +40,7 @@ class MethodSettings(Settings):
     """β of the local SGD, unless the experiment sets another."""
 
     reveals: ClassVar[str] = ""
-    """What others learn of a client beside the vectors that travel, for `orchard site check`."""
+    """What others can work out of a client's model and relationships, for `orchard site check`; empty: nothing."""
 
     name: str
 

@@ -13,20 +13,21 @@ but for the first, in which all leave one random model and much the same way,
     ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they oppose each other if cos(ρ_i, ρ_j) < −½
 
 that is, if they pull apart, and from the same others. Clients with other labels than mine pull elsewhere, not apart,
-and their pool is FedAvg's average. Clients who mean another thing by a label pull apart; they are separated within a
-few rounds, and stay so: what is not pooled gives no new evidence.
+and their pool is FedAvg's average. Clients who mean another thing by a label pull apart, and are separated within a
+few rounds. What is not pooled gives no new evidence of the pair: it is pooled again only if others change.
 
 As long as its pool gets better for it, F_i(u_i) < all before, a client starts from the pool alone: s_i = 0. Else it
-keeps what its core does not explain yet, s_i = min(1, F_i(C_i)/F_i⁰). F_i is the loss on its training data, F_i⁰ that
-of guessing by the frequency of labels. A large network fits the data of one silo from any start, so s_i is near 0
-soon. A small model that must compromise may never fit them from the pool; then the client goes on from its own core.
+keeps what its core does not explain yet, s_i = min(1, F_i(C_i)/F_i⁰). F_i is the loss on its training data (256 of
+them at most), F_i⁰ that of guessing by the frequency of labels. A large network fits the data of one silo from any
+start, so s_i is near 0 soon. A small model that must compromise may never fit them from the pool; then the client goes
+on from its own core.
 
-Compared with APPLE: the server sees the same, one core per client, and could work out the same pools from it. Other
-clients see less: an average instead of every core. The personalised model and s_i never leave the client.
-One model travels each way, however many clients there are, so that no download budget is needed.
+Compared with APPLE: the server sees the same, one core per client. It makes the pools, and can estimate w_i: it lacks
+only s_i, which the next core depends on. Other clients see less, an average instead of every core, but a pool of two
+gives away the other's. One model travels each way, however many clients there are: no download budget is needed.
 
-Exact limits: with opposition = −1, stock = 0 it is FedAvg-local for blend = 0 and FedAvg for blend = 1; with
-opposition = 1, stock = 1 it is Separate.
+Exact limits, with all clients present: with opposition = −1 and stock = 0 it is FedAvg-local for blend = 0, and FedAvg
+for blend = 1; with stock = 1 it is Separate.
 """
 
 import math
@@ -58,8 +59,9 @@ class Graft(MethodSettings):
 
     moment: ClassVar[Moment] = "after_aggregation"
     reveals: ClassVar[str] = (
-        "the server works out from the cores who opposes whom, and tells each site with whom it is pooled; "
-        "no site sees another's core, only the average of its pool"
+        "the server works out from the cores who opposes whom, tells each site with whom it is pooled, and can "
+        "estimate the personalised model; a site sees the average of its pool, which in a pool of two gives away the "
+        "other's core"
     )
     name: Literal["graft"] = "graft"
     opposition: float = Field(default=-0.5, ge=-1, le=1, description="below this agreement clients are not pooled")
@@ -111,11 +113,12 @@ class GraftClient(Client):
             return self.settings.stock
         if round == 0:  # the first pool is nobody's yet
             return 0.0
-        samples, guess = fit_samples(context), guess_loss(context.data.train.y, self.classes)
+        samples = fit_samples(context)
         loss = mean_loss(context.network, pool, samples)
         if loss < self.lowest:
             self.lowest = loss
             return 0.0
+        guess = guess_loss(context.data.train.y, self.classes)
         return min(1.0, mean_loss(context.network, self.core, samples) / guess)
 
     def train(self, context: ClientContext, round: int) -> float:
@@ -133,37 +136,42 @@ class GraftClient(Client):
         return {"core": self.core}
 
     def diagnostics(self) -> Diagnostics:
-        """Return how much of each core the personalised model has."""
+        """Return how much of each core is in the last blend."""
         return {"relationships": self.relationships.tolist()}
 
 
 class GraftServer(Server):
     """The cores, the pools last sent, who is pooled with whom, and the products of how each has left its pool."""
 
-    state_keys = ("cores", "pools", "trained", "pooled", "together", "lengths")
+    state_keys = ("cores", "pools", "trained", "missing", "pooled", "together", "lengths")
 
     def __init__(self, settings: Graft, federation: Federation) -> None:
         n = federation.clients
         self.opposition, self.samples = settings.opposition, federation.samples
         self.cores = self.pools = [federation.initial_model()] * n
         self.trained = False
+        self.missing = torch.zeros(n, dtype=torch.bool)
         self.pooled = torch.ones(n, n, dtype=torch.bool)
         self.together = torch.zeros(n, n, dtype=torch.float64)
         self.lengths = torch.zeros(n, n, dtype=torch.float64)
 
     def send(self, client: int, selected: Sequence[str]) -> Vectors:
         """Return a client's pool and its weights."""
-        weights = self.pooled[client] * torch.tensor(self.samples, dtype=torch.float64)
+        weights = (self.pooled[client] & ~self.missing) * torch.tensor(self.samples, dtype=torch.float64)
         return {"pool": self.pools[client], "weights": (weights / weights.sum()).to(self.pools[client])}
 
     def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Take in the cores, weigh the evidence, and make the next pools."""
         self.cores = [uploads[j]["core"] if j in uploads else core for j, core in enumerate(self.cores)]
+        seen = torch.tensor([j in uploads for j in range(len(self.cores))])
         if self.trained:
-            self._weigh(torch.tensor([j in uploads for j in range(len(self.cores))]))
+            self._weigh(seen)
+        # Who has never uploaded has a random core, which is in nobody's pool.
+        self.missing = self.missing & ~seen if self.trained else ~seen
         self.trained = True
-        made = {row: self._pool(row) for row in {tuple(row) for row in self.pooled.tolist()}}
-        self.pools = [made[tuple(row)] for row in self.pooled.tolist()]
+        rows = [tuple(row) for row in (self.pooled & ~self.missing).tolist()]
+        made = {row: self._pool(row) for row in set(rows)}
+        self.pools = [made[row] for row in rows]
 
     def _weigh(self, seen: Tensor) -> None:
         """Add how those who were seen have left their pools, and decide anew who is pooled."""
@@ -181,7 +189,7 @@ def agreement(together: Tensor, lengths: Tensor) -> Tensor:
     """Return cos(ρ_i, ρ_j) of every pair, from Σ⟨D_i, D_j⟩ and Σ‖D_i‖² over the rounds in which they were pooled."""
     itself = torch.eye(len(together), dtype=torch.bool)
     rho = (together / (lengths * lengths.T).sqrt()).nan_to_num(0, 0, 0)  # whoever has not moved opposes nobody
-    return cosines(rho.masked_fill(itself, 1)).masked_fill(itself, 1)
+    return cosines(rho.masked_fill(itself, 1)).clamp(-1, 1).masked_fill(itself, 1)
 
 
 def fit_samples(context: ClientContext) -> "Samples":

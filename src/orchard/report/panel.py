@@ -11,14 +11,15 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-from orchard.runs.panel import Panel, PanelCell
+from orchard.runs.panel import LAST_ROUNDS, Panel, PanelCell
 
 Rows = Sequence[Sequence[str]]
 """A table: its head, then its rows."""
 
 ABOUT = (
-    "Accuracies in %: means over clients at the round that validation chooses, ± over seeds; settled: the mean of the "
-    "last five rounds, which nobody chooses. Regret, in points: by how much the best other method is ahead. Worse than "
+    "Accuracies in %: means over clients at the round that validation chooses, ± over seeds (first models, batches); "
+    f"settled: the mean of the last {LAST_ROUNDS} rounds, which nobody chooses. "
+    "Regret, in points: by how much the best other method is ahead. Worse than "
     "alone: clients who do, by more than two standard errors of their test sets."
 )
 STYLE = (

@@ -2,8 +2,8 @@
 
 from orchard.data.clients import DataDistribution
 
-ABOVE_CHANCE = 0.05
-"""A mean accuracy that is less than this above guessing is hardly more than chance."""
+ABOVE_CHANCE = 0.1
+"""Less than this share of what guessing leaves to be gained is hardly more than chance."""
 
 
 def guessing(distribution: DataDistribution) -> float:
@@ -15,7 +15,7 @@ def guessing(distribution: DataDistribution) -> float:
 def advice(method: str, accuracy: float, distribution: DataDistribution) -> str:
     """Return a sentence on a run that has hardly learned anything, with what to do; else nothing."""
     chance = guessing(distribution)
-    if accuracy >= chance + ABOVE_CHANCE:
+    if accuracy >= chance + ABOVE_CHANCE * (1 - chance):
         return ""
     said = f"This has hardly left chance level: always naming a client's commonest class is right in {chance:.1%}."
     if method != "apple":

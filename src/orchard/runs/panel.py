@@ -110,6 +110,7 @@ def run_panel(
     stop: Stop | None = None,
 ) -> Panel:
     """Run every method with every seed on every federation, or reuse finished runs; return the panel."""
+    methods = list(dict.fromkeys(methods))
     if len(methods) < 2:
         raise UserError("--methods: a panel compares at least two methods")
     left_out = {name: reason for name in federations if (reason := _not_at_hand(name, options.data_dir))}

@@ -104,7 +104,8 @@ def _what_leaves(method: MethodSettings, model: Tensor, update: ClientUpdate, se
     seen = _who_sees_the_model(model, update.upload, sent)
     for learned in filter(None, (seen, method.reveals)):
         yield f"  with {method.name} {learned}"
-    yield f"What does not: samples, directed relationships, {'' if seen else 'the personalised model, '}logs."
+    private = {"directed relationships": not method.reveals, "the personalised model": not (method.reveals or seen)}
+    yield f"What does not: {', '.join(['samples', *(what for what, stays in private.items() if stays), 'logs'])}."
 
 
 def _who_sees_the_model(model: Tensor, uploaded: Vectors, sent: Vectors) -> str:

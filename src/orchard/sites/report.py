@@ -57,7 +57,8 @@ def report(site_run: SiteRun) -> Iterator[str]:
             yield f"{what}: round {model['round'] + 1}, {figures}"
     diagnostics = content["history"][-1]["diagnostics"]
     if "relationships" in diagnostics:
-        yield "directed relationships, known here alone:"
+        alone = "" if plan.experiment.method.reveals else ", known here alone"
+        yield f"directed relationships{alone}:"
         for site, strength in zip(plan.sites, diagnostics["relationships"], strict=True):
             own = "  (this site)" if site == site_run.about["site"] else ""
             yield f"  {site:24} {strength:+.4f}{own}"
