@@ -10,11 +10,12 @@ The server keeps one core model C_j for each client, as in APPLE, and sends clie
 Who opposes whom shows in how cores leave their pools, D_i = C_i − u_i. Over the rounds in which i and j were pooled,
 but for the first, in which all leave one random model and much the same way,
 
-    ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they oppose each other if cos(ρ_i, ρ_j) < −½
+    ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they oppose each other if cos(ρ_i, ρ_j) < −¼
 
-that is, if they pull apart, and from the same others. Clients with other labels than mine pull elsewhere, not apart,
-and their pool is FedAvg's average. Clients who mean another thing by a label pull apart, and are separated within a
-few rounds. What is not pooled gives no new evidence of the pair: it is pooled again only if others change.
+that is, if they pull apart, and from the same others. (Two groups can reach −1, three −½, K of them −1/(K−1).)
+Clients with other labels than mine pull elsewhere, not apart, and their pool is FedAvg's average. Clients who mean
+another thing by a label pull apart, and are separated within a few rounds. What is not pooled gives no new evidence of
+the pair: it is pooled again only if others change.
 
 As long as its pool gets better for it, F_i(u_i) < all before, a client starts from the pool alone: s_i = 0. Else it
 keeps what its core does not explain yet, s_i = min(1, F_i(C_i)/F_i⁰). F_i is the loss on its training data (256 of
@@ -64,7 +65,7 @@ class Graft(MethodSettings):
         "other's core"
     )
     name: Literal["graft"] = "graft"
-    opposition: float = Field(default=-0.5, ge=-1, le=1, description="below this agreement clients are not pooled")
+    opposition: float = Field(default=-0.25, ge=-1, le=1, description="below this agreement clients are not pooled")
     blend: float = Field(default=0.5, ge=0, le=1, description="the next start's share in the personalised model")
     stock: float | None = Field(default=None, ge=0, le=1, description="s_i of all clients; none: as each needs")
 
