@@ -23,6 +23,7 @@ from orchard.data.samples import Samples
 from orchard.engines.memory import Stacker, share
 from orchard.experiment import Experiment
 from orchard.methods.apple import Apple
+from orchard.tasks.classification import Classification
 
 BATCH, MANY = 256, 96
 
@@ -54,7 +55,9 @@ def branches(clients: int, data: Samples) -> Steps:
 def apple(clients: int, data: Samples, model: str | Callable[[], nn.Module] = "cnn") -> Steps:
     settings = Apple()
     experiment = Experiment(clients=clients, epochs=1, batch_size=BATCH, method=settings, model=model)
-    federation = Federation(experiment, (len(data.y),) * clients, (1, 28, 28), 10)
+    federation = Federation(
+        experiment, (len(data.y),) * clients, (1, 28, 28), Classification(tuple(map(str, range(10))))
+    )
     client, server = settings.client(0, federation), settings.server(federation)
     held = ClientData("client 0", data, data, data)
     context = ClientContext(0, experiment, held, federation.network(), stacker=Stacker())

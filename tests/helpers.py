@@ -21,6 +21,8 @@ from orchard.engines.memory import share
 from orchard.experiment import Experiment, load_experiment
 from orchard.methods import AveragingServer
 from orchard.runs.result import Result
+from orchard.tasks.classification import Classification
+from orchard.tasks.task import Measures
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("ORCHARD_DATA", ROOT.parent / "shared" / "data"))
@@ -76,7 +78,17 @@ def small_data(experiment: Experiment, **sizes: object) -> FederatedData:
 
 def federation_of(experiment: Experiment, data: FederatedData) -> Federation:
     samples = tuple(len(client.train.y) for client in data.clients)
-    return Federation(experiment, samples, data.shape, len(data.classes))
+    return Federation(experiment, samples, data.shape, data.task)
+
+
+def classes(count: int) -> Classification:
+    """The task of telling classes 0, 1, … apart."""
+    return Classification(tuple(map(str, range(count))))
+
+
+def measures(accuracy: float, balanced_accuracy: float | None = None, auroc: float | None = None) -> Measures:
+    """What a classification measures."""
+    return {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "auroc": auroc}
 
 
 class Dropping(nn.Module):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers import measures
 from orchard.core.evaluation import Scores
-from orchard.core.measures import Measures
 from orchard.data.clients import DataDistribution
 from orchard.experiment import RunOptions, load_experiment
 from orchard.runs.folder import RunFolder
@@ -39,7 +39,8 @@ class SyntheticRun:
             part: [[size + i + k for k in range(classes)] for i in range(len(names))]
             for part, size in (("train", 40), ("validation", 5), ("test", 10))
         }
-        held = DataDistribution(list(names), [f"class {k}" for k in range(classes)], [1, 8, 8], None, counts)
+        sizes = {part: [sum(row) for row in rows] for part, rows in counts.items()}
+        held = DataDistribution(list(names), [f"class {k}" for k in range(classes)], [1, 8, 8], sizes, counts)
         self.clients = len(names)
         self.related = experiment.method.name in RELATED
         self.result = Result.of(experiment, held, self.diagnostics(0))
@@ -65,7 +66,7 @@ class SyntheticRun:
         r, n = len(self.result.rounds), self.clients
         level = 1 - 0.7 / (r + 2)
         accuracy = np.clip(level - 0.1 * self.random.random(n), 0, 1)
-        scores: list[Scores | None] = [Scores(Measures(float(a) - 0.01), Measures(float(a))) for a in accuracy]
+        scores: list[Scores | None] = [Scores(measures(float(a) - 0.01), measures(float(a))) for a in accuracy]
         entry = Round(
             round=r,
             time="2024-01-01T00:00:00.000+00:00",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from helpers import SmallFederation, small_experiment
+from helpers import SmallFederation, classes, small_experiment
 from orchard.core.contract import Download
 from orchard.core.federation import Federation
 from orchard.core.models import CNN
@@ -78,24 +78,24 @@ def branched(modules: list[nn.Module], p: Tensor) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("factory", "shape", "classes"),
+    ("factory", "shape", "count"),
     [
         (lambda: CNN((1, 28, 28), 4).double(), (1, 28, 28), 4),
         (lambda: Residual().double(), (2, 6, 6), 3),
     ],
 )
-def test_one_network_has_the_gradients_of_n_branches(factory, shape, classes) -> None:  # type: ignore[no-untyped-def]
+def test_one_network_has_the_gradients_of_n_branches(factory, shape, count) -> None:  # type: ignore[no-untyped-def]
     n, mine, batch = 3, 1, 10
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(batch, *shape, dtype=torch.float64, generator=draw)
-    y = torch.randint(classes, (batch,), generator=draw)
+    y = torch.randint(count, (batch,), generator=draw)
     p = torch.tensor([0.7, -0.4, 0.5], dtype=torch.float64)
 
     # One step with learning rate 1 and no momentum yet moves by exactly minus the gradient.
     apple = Apple(relationship_lr=1.0, mu=0.3, scheduler_fraction=1.0)
     experiment = small_experiment(clients=n, lr=1.0, epochs=1, batch_size=batch, model=factory)
     experiment = experiment.model_copy(update={"method": apple})
-    federation = Federation(experiment, (20, 30, 50), shape, classes)
+    federation = Federation(experiment, (20, 30, 50), shape, classes(count))
     client = apple.client(mine, federation)
     client.relationships = p.clone()
     samples = Samples(x, y)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import SmallFederation, small_data, small_experiment
+from helpers import SmallFederation, classes, small_data, small_experiment
 from orchard.core.contract import Download
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext
@@ -33,7 +33,7 @@ def test_under_a_budget_every_core_is_seen_soon_and_none_twice_a_round(n: int, d
     budget = data.draw(st.integers(1, n - 1))
     mine = data.draw(st.integers(0, n - 1))
     experiment = small_experiment(clients=n, seed=seed, method={"name": "apple", "budget": budget})
-    federation = Federation(experiment, (10,) * n, (6,), 3)
+    federation = Federation(experiment, (10,) * n, (6,), classes(3))
     client = Apple(budget=budget).client(mine, federation)
     context = ClientContext(mine, experiment, small_data(small_experiment()).clients[0], federation.network())
     enough = math.ceil((n - 1) / budget)
@@ -54,7 +54,7 @@ def test_under_a_budget_every_core_is_seen_soon_and_none_twice_a_round(n: int, d
 def test_the_choice_follows_the_strength_of_the_relationship(round: int, base: float) -> None:
     """With one slot, core j is drawn with probability b^|p_j| / Σ b^|p|, b = max(1.5, r·1/4)."""
     p = torch.tensor([0.0, 1.0, -2.0, 0.5])
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    federation = Federation(small_experiment(), (10,) * 4, (6,), classes(3))
     drawn: Counter[str] = Counter()
     for seed in range(4000):
         client = Apple(budget=1).client(0, federation)
@@ -68,7 +68,7 @@ def test_the_choice_follows_the_strength_of_the_relationship(round: int, base: f
 
 
 def test_among_cores_never_had_chance_alone_decides() -> None:
-    federation = Federation(small_experiment(), (10,) * 5, (6,), 3)
+    federation = Federation(small_experiment(), (10,) * 5, (6,), classes(3))
     drawn: Counter[str] = Counter()
     for seed in range(3000):
         client = Apple(budget=2).client(0, federation)
@@ -79,7 +79,7 @@ def test_among_cores_never_had_chance_alone_decides() -> None:
 
 
 def test_uniform_choice_ignores_relationships_and_history() -> None:
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    federation = Federation(small_experiment(), (10,) * 4, (6,), classes(3))
     drawn: Counter[str] = Counter()
     for seed in range(3000):
         client = Apple(budget=1, selection="uniform").client(0, federation)
@@ -90,7 +90,7 @@ def test_uniform_choice_ignores_relationships_and_history() -> None:
 
 
 def test_chance_is_another_one_in_every_round_and_for_every_client() -> None:
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    federation = Federation(small_experiment(), (10,) * 4, (6,), classes(3))
     choices = []
     for i in range(4):
         client = Apple(budget=1).client(i, federation)
@@ -103,7 +103,7 @@ def test_chance_is_another_one_in_every_round_and_for_every_client() -> None:
 
 
 def test_huge_relationships_do_not_overflow_the_choice() -> None:
-    federation = Federation(small_experiment(), (10,) * 4, (6,), 3)
+    federation = Federation(small_experiment(), (10,) * 4, (6,), classes(3))
     client = Apple(budget=2).client(0, federation)
     client.relationships, client.downloaded = torch.tensor([0.0, 1e6, 0.0, -2e6]), frozenset({1, 2, 3})
     assert list(client.select(100)) == [core_of(1), core_of(3)]
@@ -114,7 +114,7 @@ def test_a_core_never_downloaded_is_the_seeded_one() -> None:
     client, known = small.clients[0], small.federation
     assert isinstance(client, AppleClient)
     for j in (1, 2, 3):
-        rebuilt = Federation(known.experiment, known.samples, known.shape, known.classes).initial_core(j)
+        rebuilt = Federation(known.experiment, known.samples, known.shape, known.task).initial_core(j)
         copied = client.copies[j]
         assert copied is not None
         assert torch.equal(copied, rebuilt)

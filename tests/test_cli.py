@@ -133,7 +133,7 @@ def test_the_catalogue_and_an_entry_of_it(tmp_path: Path) -> None:
     listed = orchard_command("data", "list", "--data-dir", str(tmp_path), cwd=tmp_path)
     names = [line.split()[0] for line in listed.stdout.splitlines() if line[0] != " "]
     assert names[:4] == ["name", "digits", "mnist", "fashion-mnist"]
-    assert len(names) == 17
+    assert len(names) == 19
     shown = orchard_command("data", "show", "pathmnist", cwd=tmp_path)
     for words in ("colorectal adenocarcinoma epithelium", "CC BY 4.0", "MedMNIST v2", "pathmnist_64.npz"):
         assert words in shown.stdout

@@ -20,6 +20,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.grid import Contender, Grid, parse_contender
 from orchard.runs.result import Result
 from orchard.runs.run import resume
+from orchard.tasks.classification import Classification
 from processes import orchard_command
 
 QUICK = ["epochs=1", "rounds=2", "model=mlp", "batch_size=64"]
@@ -211,22 +212,23 @@ ROWS = [
     ),
     Row("b", Spread(0.75, 0.012), Spread(0.7, 0.0), Spread(0.7, 0.0), Spread(0.6, 0.1), 1.5, 2e6, 4e6, 65, [0.75]),
 ]
+COMPARISON = Comparison(ROWS, ["a", "b"], None, Classification.measures["accuracy"])
 
 
 def test_markdown() -> None:
-    lines = as_markdown(ROWS).splitlines()
+    lines = as_markdown(COMPARISON).splitlines()
     assert lines[2] == "| sep_arate | 50.00 | 40.00 | 45.00 | 10.00 | – | 0.00 | 0.00 | 3 |"
     assert lines[3].startswith("| b | 75.00 ± 1.20 | 70.00 ± 0.00 | 70.00 ± 0.00 | 60.00 ± 10.00 | 1.5 of 1 | 2.00")
 
 
 def test_csv_has_full_precision() -> None:
-    first, second = csv.DictReader(io.StringIO(as_csv(ROWS)))
+    first, second = csv.DictReader(io.StringIO(as_csv(COMPARISON)))
     assert (first["bmcta"], first["bmcta_sd"], first["worse_than_alone"]) == ("0.5", "", "")
     assert (second["bmcta"], second["bmcta_sd"], second["bytes_down"]) == ("0.75", "0.012", "4000000.0")
 
 
 def test_latex_is_escaped_and_marks_the_best() -> None:
-    text = as_latex(ROWS)
+    text = as_latex(COMPARISON)
     assert r"sep\_arate & 50.00 & " in text
     assert r"b & \textbf{75.00 $\pm$ 1.20} & " in text
     assert text.startswith(r"\begin{tabular}{lrrrrrrrr}")

@@ -18,6 +18,7 @@ from orchard.data.readers import Part, read_idx
 from orchard.data.samples import as_samples, image_samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
+from orchard.tasks.classification import Classification
 
 
 def test_digits_are_28_by_28_and_split_by_class() -> None:
@@ -80,7 +81,7 @@ def test_floats_get_their_channels_in_front_and_keep_their_values(
     shape: tuple[int, ...], becomes: tuple[int, ...]
 ) -> None:
     x = np.random.default_rng(0).normal(size=(5, *shape)).astype(np.float32)
-    samples = as_samples(x, np.zeros(5, int), 28, "here")
+    samples = as_samples(x, np.zeros(5, int), 28, Classification, "here")
     assert samples.x.shape == (5, *becomes)
     moved = len(shape) == 3 and becomes != shape
     np.testing.assert_array_equal(samples.x.movedim(1, -1).numpy() if moved else samples.x.numpy().reshape(x.shape), x)
@@ -100,7 +101,7 @@ def test_a_shape_that_can_be_read_in_two_ways_is_refused(dtype: type) -> None:
     with pytest.raises(
         UserError, match=r"here: the shape \(5, 3, 8, 3\) does not tell whether channels come first or last"
     ):
-        as_samples(np.zeros((5, 3, 8, 3), dtype), np.zeros(5, int), 28, "here")
+        as_samples(np.zeros((5, 3, 8, 3), dtype), np.zeros(5, int), 28, Classification, "here")
 
 
 def test_a_divided_dataset_is_cut_exactly_and_shared() -> None:
@@ -213,7 +214,7 @@ def test_arrays_are_taken_client_by_client() -> None:
     data = from_arrays(arrays, experiment)
     assert [len(c.train.y) for c in data.clients] == [int(0.85 * len(a.y_train)) for a in arrays]
     assert data.shape == (6,)
-    assert data.classes == ("0", "1", "2")
+    assert data.task.classes == ("0", "1", "2")
     x, y = arrays[0].x_test, arrays[0].y_test
     given = dataclasses.replace(arrays[0], x_validation=x, y_validation=y, name="north")
     north = from_arrays([given, *arrays[1:]], experiment).clients[0]
@@ -232,13 +233,13 @@ def broken(**changes: NDArray[Any]) -> ClientArrays:
     [
         (broken(y_train=np.zeros(3, int)), "client 0: train: 20 samples but 3 labels"),
         (broken(y_test=np.full(12, -1)), "client 0: test: row 0: label -1 is below 0"),
-        (broken(y_train=np.zeros(20)), "client 0: train: labels must be one whole number each, not float64"),
+        (broken(y_train=np.zeros(20)), "y_train: holds whole numbers stored as floats"),
         (broken(x_train=np.full((20, 6), np.nan)), "client 0: train: row 0: holds a value that is not finite"),
         (broken(x_train=np.zeros((20, 6), object)), "expected images of unsigned bytes or floats, got object"),
         (broken(x_train=np.zeros((20, 5))), "samples differ in shape: [(5,), (6,)]"),
         (
             broken(x_test=np.zeros((0, 6)), y_test=np.zeros(0, int)),
-            "client 0: test: expected samples and labels, got arrays of shape (0, 6)",
+            "client 0: test: expected samples and targets, got arrays of shape (0, 6)",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import small_data, small_experiment
+from helpers import classes, small_data, small_experiment
 from orchard.core.contract import Client, Download
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext
@@ -39,7 +39,7 @@ def prepared(experiment: Experiment, batches: int, device: str = "cpu") -> tuple
     """Client 1 of four, with so many batches, having received what it asked for."""
     data = small_data(small_experiment(), shape=(1, 16, 16)).clients[1].train
     samples = Samples(*(torch.cat([part[:8]] * batches).to(device) for part in data))
-    federation = Federation(experiment, (8 * batches,) * 4, (1, 16, 16), 3, device)
+    federation = Federation(experiment, (8 * batches,) * 4, (1, 16, 16), classes(3), device)
     client = experiment.method.client(1, federation)
     context = ClientContext(1, experiment, ClientData("", samples, samples, samples), federation.network())
     lengths = federation.traffic.down

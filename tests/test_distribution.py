@@ -26,8 +26,10 @@ from orchard.data.clients import ClientArrays, DataDistribution, from_arrays
 from orchard.experiment import Experiment
 from orchard.report.distribution import draw_distribution
 from orchard.runs.comparison import Comparison, Row, Spread
+from orchard.tasks.classification import Classification
 from processes import orchard_command
 
+ACCURACY = Classification.measures["accuracy"]
 ODD_NAMES = [":smile:", "[red]x", "[/]", "$a_b$", "日本医院"]
 
 
@@ -58,8 +60,8 @@ def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
     for text in (
         capsys.readouterr().out,
         printed(*distribution_tables(federation(ODD_NAMES, 3), 400)),
-        printed(rich_table(rows)),
-        printed(gains_table(Comparison(rows, ODD_NAMES, rows[0]), rows[0])),
+        printed(rich_table(Comparison(rows, ODD_NAMES, rows[0], ACCURACY))),
+        printed(gains_table(Comparison(rows, ODD_NAMES, rows[0], ACCURACY), rows[0])),
     ):
         first_words = [line.split()[0] for line in text.splitlines()]
         for name in ODD_NAMES:

@@ -81,7 +81,7 @@ def test_the_example_of_a_method_is_fedavg_if_nothing_is_kept(tmp_path: Path) ->
     (code,) = code_blocks(CONTRIBUTING)
     halfway = run_example(code, tmp_path)["Halfway"]
     none_kept, some_kept, fedavg = (
-        small_run(method=method).accuracy(measure="auroc") for method in (halfway(keep=0), halfway(), "fedavg-local")
+        small_run(method=method).scores(measure="auroc") for method in (halfway(keep=0), halfway(), "fedavg-local")
     )
     assert np.array_equal(none_kept, fedavg)
     assert not np.array_equal(some_kept, fedavg)

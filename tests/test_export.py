@@ -18,7 +18,7 @@ import orchard
 from helpers import small_arrays, small_run
 from orchard.data.clients import ClientArrays, from_arrays
 from orchard.export.export import export_model
-from orchard.export.predict import batches, classify, load_classifier
+from orchard.export.predict import batches, load_predictor, predict
 from orchard.export.trained_model import Choice
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
@@ -49,8 +49,9 @@ def predicted(model: Path, x: np.ndarray, y: np.ndarray | None, factory: str | N
     """The accuracy that `predict` gives on an .npz."""
     arrays = {"x": x} if y is None else {"x": x, "y": y}
     np.savez(model.with_suffix(".npz"), **arrays)  # type: ignore[arg-type]
-    classifier = load_classifier(model, factory)
-    return classify(classifier, batches([model.with_suffix(".npz")], classifier), io.StringIO())[1]
+    predictor = load_predictor(model, factory)
+    measured = predict(predictor, batches([model.with_suffix(".npz")], predictor), io.StringIO())[1]
+    return measured["accuracy"] if measured else None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_accuracy_on_a_clients_test_data_is_the_runs_figure(
         model = tmp_path / f"{i}{suffix}"
         export_model(folder, str(i), model, choice)
         accuracy = predicted(model, client.test.x.numpy(), client.test.y.numpy())
-        assert accuracy == trained.accuracy()[round, i]
+        assert accuracy == trained.scores()[round, i]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -95,7 +96,7 @@ def test_batchnorm_statistics_go_with_the_model(suffix: str, tmp_path: Path) -> 
     if suffix == ".pt2":
         given = torch.export.load(model).module()(x)
     else:
-        given = load_classifier(model, "test_vector:Residual" if suffix == ".safetensors" else None).scores(x)
+        given = load_predictor(model, "test_vector:Residual" if suffix == ".safetensors" else None).outputs(x)
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -108,7 +109,7 @@ def test_the_card_says_what_matters(trained: Result, folder: Path, tmp_path: Pat
     assert scores is not None
     for text in (
         "the personalised model of client 2",
-        f"| test data | 12 | {' | '.join(f'{value:.4f}' for value in scores.test)} |",
+        f"| test data | 12 | {' | '.join(f'{value:.4f}' for value in scores.test.values())} |",
         "It was chosen on test data",
         f"of round {best}",
         "method `separate`",
@@ -125,10 +126,10 @@ def test_a_client_of_one_class_has_a_card_that_says_so(tmp_path: Path) -> None:
     arrays = small_arrays()
     arrays[0].y_test[:] = 2
     result = small_run(arrays, out=tmp_path / "run", method="separate")
-    assert result.summary()["single_class_clients"] == ["client 0"]
+    assert result.summary()["undefined_measures"] == {"balanced_accuracy": ["client 0"], "auroc": ["client 0"]}
     card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")[1].read_text()
     assert "| not defined | not defined |" in card
-    assert "are not defined where all samples are of one" in card
+    assert "is not defined where the samples hold too little to compare" in card
 
 
 class Doubles(nn.Module):
@@ -158,10 +159,10 @@ def test_double_precision_and_buffers_that_are_not_state_go_with_the_model(suffi
     assert result.personalised(1).get_buffer("seen").abs().sum() > 0
     if suffix == ".pt2":
         given = torch.export.load(file).module()(torch.from_numpy(x).double())
-        command = "scores = torch.export.load('model.pt2').module()(samples)"
+        command = "outputs = torch.export.load('model.pt2').module()(samples)"
     else:
         own = "test_export:Doubles" if suffix == ".safetensors" else None
-        given = load_classifier(file, own).scores(torch.from_numpy(x))
+        given = load_predictor(file, own).outputs(torch.from_numpy(x))
         command = f"orchard predict model{suffix} samples.npz" + (f" --model {own}" if own else "")
     torch.testing.assert_close(given, expected, rtol=1e-9, atol=1e-9)
     assert f"\n{command}\n" in card.read_text()
@@ -238,7 +239,9 @@ def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
     same = Image.open(tmp_path / "images/003.png").convert("RGB")  # the same shades, saved in colour
     same.save(tmp_path / "images/colour.png")
     done = orchard_command("predict", "model.safetensors", "test.npz", "images", "-o", "out.csv", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, f"41 samples, accuracy {result.accuracy()[-1, 1]:.4%}\n")
+    accuracy = f"accuracy {100 * result.scores()[-1, 1]:.2f} %"
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"41 samples, {accuracy}, balanced accuracy ")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     everything = list(csv.DictReader(lines))
     labelled, rows, colour = everything[:20], everything[20:40], everything[40]
@@ -246,7 +249,7 @@ def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
     assert [row["predicted"] for row in labelled] == [row["predicted"] for row in rows]
     assert colour["p(0)"] == rows[3]["p(0)"]
     right = [row["predicted"] == str(label) for row, label in zip(rows, arrays[1].y_test, strict=True)]
-    assert np.mean(right) == result.accuracy()[-1, 1]
+    assert np.mean(right) == result.scores()[-1, 1]
     assert rows[3]["sample"] == "images/003.png"
     for row in rows:
         probabilities = [float(row[f"p({name})"]) for name in "012"]

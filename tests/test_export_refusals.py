@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import orchard
-from helpers import Dropping, small_arrays, small_run
+from helpers import Dropping, classes, small_arrays, small_run
 from orchard.export.export import export_model
-from orchard.export.predict import batches, classify, load_classifier
+from orchard.export.predict import batches, load_predictor, predict
 from processes import orchard_command
 
 
@@ -49,17 +49,18 @@ def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("about", [{"shape": [-1]}, {"shape": "x"}, {"classes": {}}, {"classes": [1]}, {"model": 3}])
 def test_a_file_that_says_nonsense_of_itself_is_refused(about: dict[str, object], tmp_path: Path) -> None:
-    good = {"model": "mlp", "shape": [6], "classes": ["a", "b", "c"]}
+    good = {"format": 2, "model": "mlp", "shape": [6], "task": "classification", "classes": ["a", "b", "c"]}
     save_file({"x": torch.zeros(1)}, tmp_path / "odd.safetensors", {"orchard": json.dumps(good | about)})
     with pytest.raises(orchard.UserError, match="was not exported by Orchard"):
-        load_classifier(tmp_path / "odd.safetensors")
+        load_predictor(tmp_path / "odd.safetensors")
 
 
 def test_a_file_does_not_choose_how_much_memory_is_taken(tmp_path: Path) -> None:
-    about = {"model": "mlp", "shape": [10**6, 10**6], "classes": ["a", "b"]}
+    sizes = {"shape": [10**6, 10**6], "classes": ["a", "b"]}
+    about = {"format": 2, "model": "mlp", "task": "classification", **sizes}
     save_file({"x": torch.zeros(1)}, tmp_path / "bomb.safetensors", {"orchard": json.dumps(about)})
     with pytest.raises(orchard.UserError, match="does not fit the network 'mlp': the names or shapes"):
-        load_classifier(tmp_path / "bomb.safetensors")
+        load_predictor(tmp_path / "bomb.safetensors")
 
 
 @pytest.mark.parametrize("about", [{"classes": ["a", "b"]}, {"shape": [1, 16, 17]}])
@@ -74,7 +75,7 @@ def test_an_onnx_file_that_says_nonsense_of_itself_is_refused(
     entry.value = json.dumps({**json.loads(entry.value), **about})
     onnx.save(program, tmp_path / "m.onnx")
     with pytest.raises(orchard.UserError, match="does not take samples or know classes as it says"):
-        load_classifier(tmp_path / "m.onnx")
+        load_predictor(tmp_path / "m.onnx")
 
 
 def described(file: Path, *, remove: str | None = None, **changes: object) -> None:
@@ -87,11 +88,11 @@ def described(file: Path, *, remove: str | None = None, **changes: object) -> No
 
 
 def test_a_model_of_a_newer_format_is_refused_in_one_sentence(model: Path) -> None:
-    sentence = f"{model}: is a model of format 99, but Orchard {orchard.__version__} reads format 1; update Orchard"
+    sentence = f"{model}: is a model of format 99, but Orchard {orchard.__version__} reads format 2; update Orchard"
     for remove in (None, "classes"):  # a newer format may call things by other names
         described(model, format=99, remove=remove)
         with pytest.raises(orchard.UserError) as refusal:
-            load_classifier(model)
+            load_predictor(model)
         assert str(refusal.value) == sentence
 
 
@@ -104,16 +105,16 @@ def test_an_onnx_file_of_a_newer_format_is_refused_in_one_sentence(run: Path, tm
     entry.value = json.dumps({**json.loads(entry.value), "format": 99})
     onnx.save(program, tmp_path / "m.onnx")
     with pytest.raises(
-        orchard.UserError, match=r"m\.onnx: is a model of format 99, but Orchard .* reads format 1; update"
+        orchard.UserError, match=r"m\.onnx: is a model of format 99, but Orchard .* reads format 2; update"
     ):
-        load_classifier(tmp_path / "m.onnx")
+        load_predictor(tmp_path / "m.onnx")
 
 
 def test_a_model_from_before_formats_had_numbers_is_read(model: Path) -> None:
     x = torch.randn(5, 1, 16, 16)
-    before = load_classifier(model).scores(x)
+    before = load_predictor(model).outputs(x)
     described(model, remove="format")
-    assert torch.equal(load_classifier(model).scores(x), before)
+    assert torch.equal(load_predictor(model).outputs(x), before)
 
 
 def test_a_link_is_written_through(model: Path, tmp_path: Path) -> None:
@@ -144,12 +145,12 @@ def test_a_file_does_not_choose_what_code_runs(tmp_path: Path) -> None:
     about = {"model": "os:abort", "shape": [6], "classes": ["a", "b", "c"]}
     save_file({"x": torch.zeros(1)}, tmp_path / "evil.safetensors", {"orchard": json.dumps(about)})
     with pytest.raises(orchard.UserError, match="a file may not choose what code runs"):
-        load_classifier(tmp_path / "evil.safetensors")
+        load_predictor(tmp_path / "evil.safetensors")
     small_run(model=Dropping, out=tmp_path / "run")
     export_model(tmp_path / "run", "0", tmp_path / "own.safetensors")
     with pytest.raises(orchard.UserError, match="name it yourself: --model helpers:Dropping"):
-        load_classifier(tmp_path / "own.safetensors")
-    assert load_classifier(tmp_path / "own.safetensors", "helpers:Dropping").classes == ["0", "1", "2"]
+        load_predictor(tmp_path / "own.safetensors")
+    assert load_predictor(tmp_path / "own.safetensors", "helpers:Dropping").task == classes(3)
 
 
 def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
@@ -168,9 +169,9 @@ def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
         (tmp_path / "missing.onnx", "no such file"),
     ):
         with pytest.raises(orchard.UserError, match=message):
-            load_classifier(file)
+            load_predictor(file)
     with pytest.raises(orchard.UserError, match="does not fit the network 'mlp'"):
-        load_classifier(model, "mlp")
+        load_predictor(model, "mlp")
 
 
 def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
     np.savez(tmp_path / "labels.npz", x=np.zeros((3, 1, 16, 16)), y=np.array([0, 1, 3]))
     (tmp_path / "notes.png").write_text("not an image")
     (tmp_path / "empty").mkdir()
-    classifier = load_classifier(model)
+    predictor = load_predictor(model)
     for name, message in (
         ("flat.npz", r"samples of shape \(6,\); the model takes \(1, 16, 16\)"),
         ("unnamed.npz", "expected samples as one of 'x'"),
@@ -189,4 +190,4 @@ def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
         ("missing.png", "no such file"),
     ):
         with pytest.raises(orchard.UserError, match=message):
-            classify(classifier, batches([tmp_path / name], classifier), io.StringIO())
+            predict(predictor, batches([tmp_path / name], predictor), io.StringIO())

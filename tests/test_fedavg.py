@@ -19,7 +19,7 @@ from test_vector import Residual
 
 def accuracies(name: str, moment: Moment, **parameters: object) -> NDArray[np.float64]:
     run = orchard.run(small_experiment(rounds=4, method=method(name, **parameters)), small_arrays())
-    return run.accuracy(moment=moment)
+    return run.scores(moment=moment)
 
 
 def test_separate_sends_nothing_and_nobody_elses_data_matter() -> None:
@@ -142,8 +142,8 @@ def test_tuning_after_a_round_is_local_training_of_the_next() -> None:
 @pytest.mark.parametrize("epochs", [None, 1])
 def test_one_tuning_run_gives_the_three_rows(epochs: int | None) -> None:
     run = orchard.run(small_experiment(rounds=4, method=method("fedavg-ft", tuning_epochs=epochs)), small_arrays())
-    assert np.array_equal(run.accuracy(moment="after_aggregation"), accuracies("fedavg", "after_aggregation"))
-    assert np.array_equal(run.accuracy(moment="after_training"), accuracies("fedavg-local", "after_training"))
+    assert np.array_equal(run.scores(moment="after_aggregation"), accuracies("fedavg", "after_aggregation"))
+    assert np.array_equal(run.scores(moment="after_training"), accuracies("fedavg-local", "after_training"))
 
 
 def test_tuning_like_training_costs_no_second_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_tuned_models_are_discarded_with_their_statistics(tuning: dict[str, obje
         for name in ("fedavg", tuning)
     )
     for moment in ("after_training", "after_aggregation"):
-        assert np.array_equal(plain.accuracy(moment=moment), tuned.accuracy(moment=moment))
+        assert np.array_equal(plain.scores(moment=moment), tuned.scores(moment=moment))
     with_tuning = SmallFederation(method=method("fedavg-ft", tuning_epochs=7)).run(3)
     assert torch.equal(with_tuning.global_model(), SmallFederation(method="fedavg").run(3).global_model())
 

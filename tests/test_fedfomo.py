@@ -12,7 +12,7 @@ import orchard
 from helpers import SmallFederation, method, small_arrays, small_experiment
 from orchard.core import evaluation
 from orchard.core.contract import Download
-from orchard.core.evaluation import class_scores, mean_loss
+from orchard.core.evaluation import mean_loss, outputs_of
 from orchard.core.vector import Network
 from orchard.data.samples import Samples
 from orchard.methods import fedfomo
@@ -78,7 +78,7 @@ def test_a_loss_above_the_limit_is_infinite_and_any_other_is_exact(monkeypatch: 
     federation = SmallFederation()
     context, model = federation.contexts[0], federation.federation.initial_model()
     whole = mean_loss(context.network, model, context.data.train)
-    scores = class_scores(context.network, model, context.data.train.x)
+    scores = outputs_of(context.network, model, context.data.train.x)
     assert whole == pytest.approx(functional.cross_entropy(scores, context.data.train.y).item(), rel=1e-6)
     assert mean_loss(context.network, model, context.data.train, limit=whole) == whole
     for limit in (math.nextafter(whole, 0), whole / 2, 0.0):

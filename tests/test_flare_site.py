@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import orchard
-from helpers import small_arrays, small_experiment
+from helpers import classes, small_arrays, small_experiment
 from orchard.core.models import build
 from orchard.core.vector import Network
 from orchard.data.site import site_data
@@ -21,6 +21,7 @@ from orchard.sites.check import check
 from orchard.sites.consortium import FILE
 from orchard.sites.consortium import Consortium as Agreed
 from orchard.sites.kit import mark_kit
+from orchard.tasks.classification import Classification
 from processes import orchard_command
 from sites import SITES, Consortium, small_plan, write_npz
 
@@ -188,7 +189,7 @@ def test_export_gives_the_model_that_a_simulation_gives(tmp_path: Path, kit: Pat
     file = tmp_path / "model.safetensors"
     done = orchard_command("site", "export", str(kit), "--to", str(file), "--round", "last", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    module = build("mlp", (6,), 3, seed=0)
+    module = build("mlp", (6,), classes(3), seed=0)
     module.load_state_dict(load_file(file))
     assert torch.equal(Network(module).vector, together.models[0][0])
     card = (tmp_path / "model.safetensors.md").read_text()
@@ -206,9 +207,9 @@ def test_export_before_the_first_round_is_refused(tmp_path: Path, kit: Path) -> 
 # --- A site's data ---
 
 
-def images(folder: Path, classes: dict[str, int]) -> Path:
+def images(folder: Path, held: dict[str, int]) -> Path:
     draw = np.random.default_rng(0)
-    for name, count in classes.items():
+    for name, count in held.items():
         (folder / name).mkdir(parents=True)
         for k in range(count):
             Image.fromarray(draw.integers(0, 256, (28, 28), dtype=np.uint8)).save(folder / name / f"{k}.png")
@@ -217,27 +218,27 @@ def images(folder: Path, classes: dict[str, int]) -> Path:
 
 def test_a_folder_of_images_takes_its_labels_from_the_classes_agreed_upon(tmp_path: Path) -> None:
     folder = images(tmp_path / "xrays", {"normal": 30, "tumour": 20})
-    classes = ("cyst", "normal", "stone", "tumour")
-    held = site_data(folder, "north", 0, classes, load_experiment())
+    agreed = Classification(("cyst", "normal", "stone", "tumour"))
+    held = site_data(folder, "north", 0, agreed, load_experiment())
     assert held.distribution().totals().tolist() == [[0, 30, 0, 20]]
     assert held.class_counts()["test"] == [[0, 6, 0, 4]]
-    assert held.classes == classes
+    assert held.task == agreed
 
 
 def test_a_class_that_nobody_agreed_upon_is_refused(tmp_path: Path) -> None:
     folder = images(tmp_path / "xrays", {"normal": 5, "tumor": 5})
     with pytest.raises(UserError, match="'tumor' is none of those agreed upon: normal, tumour"):
-        site_data(folder, "north", 0, ("normal", "tumour"), load_experiment())
+        site_data(folder, "north", 0, Classification(("normal", "tumour")), load_experiment())
 
 
 def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
     file = write_npz(tmp_path / "data.npz", small_arrays()[0])
     with pytest.raises(UserError, match="label 2, but there are 2 classes from 0"):
-        site_data(file, "north", 0, ("a", "b"), small_experiment())
+        site_data(file, "north", 0, Classification(("a", "b")), small_experiment())
 
 
 def test_parts_of_a_folder_stay_as_they_are(tmp_path: Path) -> None:
     for part, count in (("train", 8), ("val", 3), ("test", 4)):
         images(tmp_path / "xrays" / part, {"normal": count, "tumour": count})
-    held = site_data(tmp_path / "xrays", "north", 0, ("normal", "tumour"), load_experiment())
+    held = site_data(tmp_path / "xrays", "north", 0, Classification(("normal", "tumour")), load_experiment())
     assert held.class_counts() == {"train": [[8, 8]], "validation": [[3, 3]], "test": [[4, 4]]}

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import orchard
-from helpers import SmallFederation, method, small_experiment, small_run
+from helpers import SmallFederation, classes, method, small_experiment, small_run
 from orchard.core.evaluation import mean_loss
 from orchard.core.training import local_sgd
 from orchard.data.samples import Samples
 from orchard.experiment import load_experiment
 from orchard.methods import weighted_mean
-from orchard.methods.graft import GraftClient, GraftServer, agreement, fit_samples, guess_loss
+from orchard.methods.graft import GraftClient, GraftServer, agreement, fit_samples
 from orchard.runs.panel import FEDERATIONS
 
 EVERYBODY = {"opposition": -1.0, "stock": 0.0}
@@ -36,7 +36,7 @@ def test_with_everybody_pooled_it_trains_as_fedavg() -> None:
 def test_what_is_evaluated_is_fedavgs_copy_or_average(blend: float, other: str) -> None:
     graft = small_run(method=method("graft", **EVERYBODY, blend=blend))
     fedavg = small_run(method=other)
-    assert graft.accuracy().tolist() == fedavg.accuracy().tolist()
+    assert graft.scores().tolist() == fedavg.scores().tolist()
     assert all(torch.equal(a[0], b[0]) for a, b in zip(graft.models, fedavg.models, strict=True))
 
 
@@ -145,7 +145,7 @@ def test_two_label_conventions_are_found() -> None:
     assert relationships is not None
     same = np.equal.outer(groups, groups)
     assert ((relationships[-1] > 0) == same).all()
-    assert result.accuracy()[-1].mean() > 0.85  # FedAvg's average has 40 %
+    assert result.scores()[-1].mean() > 0.85  # FedAvg's average has 40 %
 
 
 # --- What a client keeps ---
@@ -154,8 +154,8 @@ def test_two_label_conventions_are_found() -> None:
 def test_the_loss_of_a_guess_by_hand() -> None:
     """Of 4 samples 3 are of the first class and 1 of the second; with one more of each of 3 classes there are 7."""
     expected = -(3 * math.log(4 / 7) + math.log(2 / 7)) / 4
-    assert guess_loss(torch.tensor([0, 1, 0, 0]), 3) == pytest.approx(expected)
-    assert 0 < guess_loss(torch.zeros(9, dtype=torch.long), 2) < 0.1  # even of one class alone
+    assert classes(3).guess_loss(torch.tensor([0, 1, 0, 0])) == pytest.approx(expected)
+    assert 0 < classes(2).guess_loss(torch.zeros(9, dtype=torch.long)) < 0.1  # even of one class alone
 
 
 def test_losses_are_compared_on_few_samples() -> None:
@@ -191,7 +191,7 @@ def test_else_it_keeps_what_its_core_does_not_explain() -> None:
     federation = SmallFederation(method="graft").run(1)
     core, pool, client = trained_from(federation, 0.0)
     context = federation.contexts[1]
-    stock = mean_loss(context.network, core, context.data.train) / guess_loss(context.data.train.y, 3)
+    stock = mean_loss(context.network, core, context.data.train) / classes(3).guess_loss(context.data.train.y)
     assert 0 < stock < 1
     assert torch.equal(client.core, local_sgd(context, 1, torch.lerp(pool, core, stock))[0])
     shares = torch.tensor(federation.federation.shares)

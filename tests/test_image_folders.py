@@ -28,7 +28,7 @@ def test_a_folder_by_class(tmp_path: Path) -> None:
     for name, count in (("cat", 10), ("dog", 15)):
         write_images(tmp_path / name, count)
     dataset = load_dataset(Experiment(dataset=str(tmp_path), size=24))
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.task.classes == ("cat", "dog")
     assert dataset.train.x.shape == (20, 1, 24, 24)
     assert torch.bincount(dataset.test.y).tolist() == [2, 3]
 
@@ -80,13 +80,13 @@ def test_palettes_of_shades_are_grey_and_of_colours_are_not(tmp_path: Path) -> N
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     for name in ("car", "plane", "train"):
         write_images(tmp_path / name, 5)
-    assert load_dataset(Experiment(dataset=str(tmp_path))).classes == ("car", "plane", "train")
+    assert load_dataset(Experiment(dataset=str(tmp_path))).task.classes == ("car", "plane", "train")
 
 
 def test_a_folder_beside_does_not_hide_a_known_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert len(load_dataset(Experiment(dataset="digits")).classes) == 10
+    assert len(load_dataset(Experiment(dataset="digits")).task.classes) == 10
 
 
 def test_one_folder_per_client_needs_no_partition(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_one_folder_per_client_needs_no_partition(tmp_path: Path) -> None:
     assert (experiment.clients, experiment.partition.name) == (3, "given")
     data = federated_data(experiment)
     assert [client.name for client in data.clients] == ["north", "south", "west"]
-    assert data.classes == ("benign", "malignant")
+    assert data.task.classes == ("benign", "malignant")
     whole = np.sum([part for part in data.class_counts().values()], axis=0)  # noqa: C416
     assert whole.tolist() == [[20, 10], [8, 30], [40, 5]]
     assert orchard.run(experiment).clients[2].name == "west"

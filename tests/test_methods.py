@@ -52,7 +52,7 @@ def test_the_models_handed_out_are_those_that_were_evaluated(name: str) -> None:
     for i, client in enumerate(from_arrays(arrays, experiment).clients):
         with torch.no_grad():
             correct = run.personalised(i)(client.test.x).argmax(1) == client.test.y
-        assert correct.double().mean().item() == run.accuracy()[-1, i]
+        assert correct.double().mean().item() == run.scores()[-1, i]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from helpers import classes
 from orchard.core.models import CNN, build, draws_randomly
 from orchard.core.vector import Network
 from orchard.errors import UserError
@@ -36,21 +37,21 @@ def test_pooling_before_relu_changes_nothing() -> None:
 
 def test_initial_values_depend_on_the_seed_alone() -> None:
     torch.manual_seed(0)
-    first = Network(build("cnn", (1, 28, 28), 10, seed=5)).vector
+    first = Network(build("cnn", (1, 28, 28), classes(10), seed=5)).vector
     state = torch.get_rng_state()
-    again = Network(build("cnn", (1, 28, 28), 10, seed=5)).vector
-    other = Network(build("cnn", (1, 28, 28), 10, seed=6)).vector
+    again = Network(build("cnn", (1, 28, 28), classes(10), seed=5)).vector
+    other = Network(build("cnn", (1, 28, 28), classes(10), seed=6)).vector
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers were touched
 
 
 def test_initial_values_do_not_depend_on_other_threads() -> None:
-    expected = [Network(build("mlp", (4,), 2, seed=s)).vector for s in range(8)]
+    expected = [Network(build("mlp", (4,), classes(2), seed=s)).vector for s in range(8)]
     got: dict[int, Tensor] = {}
 
     def make(seed: int) -> None:
-        got[seed] = Network(build("mlp", (4,), 2, seed=seed)).vector
+        got[seed] = Network(build("mlp", (4,), classes(2), seed=seed)).vector
 
     threads = [threading.Thread(target=make, args=(s,)) for s in range(8)]
     for thread in threads:
@@ -75,7 +76,7 @@ class WithView(nn.Module):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_model_that_needs_the_ordinary_order_gets_it(channels: int) -> None:
-    module = build(WithView, (channels, 8, 8), 3, seed=0)
+    module = build(WithView, (channels, 8, 8), classes(3), seed=0)
     network = Network(module)
     network.module(torch.zeros(5, channels, 8, 8)).sum().backward()
 
@@ -95,9 +96,9 @@ def lazy() -> nn.Module:
 
 
 def test_a_factory_takes_what_it_names() -> None:
-    assert build(lazy, (2, 3), 3, seed=0)[1].in_features == 6  # type: ignore[index]
-    assert build(lambda classes: nn.Linear(4, classes), (4,), 7, seed=0).out_features == 7
-    assert isinstance(build("orchard.core.models:MLP", (4,), 2, seed=0), nn.Module)
+    assert build(lazy, (2, 3), classes(3), seed=0)[1].in_features == 6  # type: ignore[index]
+    assert build(lambda classes: nn.Linear(4, classes), (4,), classes(7), seed=0).out_features == 7
+    assert isinstance(build("orchard.core.models:MLP", (4,), classes(2), seed=0), nn.Module)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +108,10 @@ def test_a_factory_takes_what_it_names() -> None:
         ("no.such:thing", "model = 'no.such:thing': cannot be imported"),
         ("orchard.core.models:Nothing", "model = 'orchard.core.models:Nothing': cannot be imported"),
         ("orchard.core.models:MODELS", "model = 'orchard.core.models:MODELS': is not callable"),
-        ("cnn", "needs images of at least 16×16 pixels, not 8×8"),
+        ("cnn", "needs at least 16 pixels a side, not 1×8×8"),
         (lambda: 3, "returned int, not an nn.Module"),
         (lambda: nn.Linear(5, 5), "does not fit samples of shape (1, 8, 8)"),
-        (lambda: nn.Flatten(), "should give scores of shape (2, 3), gave (2, 64)"),
+        (lambda: nn.Flatten(), "should give outputs of shape (2, 3), gave (2, 64)"),
         (lambda: dict[str, nn.Module]()["nothing"], "does not fit samples of shape (1, 8, 8): 'nothing'"),
         (lambda: FailsInTraining(), "not while training"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3).requires_grad_(False)), "has no trainable parameter"),
@@ -119,7 +120,7 @@ def test_a_factory_takes_what_it_names() -> None:
 )
 def test_a_model_that_does_not_fit_is_refused(model, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError) as refusal:
-        build(model, (1, 8, 8), 3, seed=0)
+        build(model, (1, 8, 8), classes(3), seed=0)
     assert message in str(refusal.value)
 
 

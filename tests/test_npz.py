@@ -31,7 +31,7 @@ def write_npz(path: Path, **changes: NDArray[Any] | None) -> str:
 def test_an_npz_of_ones_own(tmp_path: Path) -> None:
     dataset = load_dataset(Experiment(dataset=write_npz(tmp_path / "my.npz")))
     assert dataset.train.x.shape == (60, 1, 28, 28)
-    assert dataset.classes == ("0", "1", "2")
+    assert dataset.task.classes == ("0", "1", "2")
     (tmp_path / "my.npz").rename(tmp_path / "MY.NPZ")
     assert load_dataset(Experiment(dataset=str(tmp_path / "MY.NPZ"))).test.x.shape == (30, 1, 28, 28)
     untested = load_dataset(Experiment(dataset=write_npz(tmp_path / "b.npz", x_test=None, y_test=None)))
@@ -77,15 +77,18 @@ def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"y_train": np.arange(59) % 3}, "x_train: 60 samples but 59 labels in"),
-        ({"y_train": np.linspace(0, 2, 60)}, "y_train: labels must be one whole number each, not float64"),
-        ({"y_train": np.stack([np.arange(60)] * 2, 1)}, "train: labels must be one whole number each, not int64 of"),
+        (
+            {"y_train": np.array(["a"] * 60), "y_test": np.array(["a"] * 30)},
+            "labels must be one whole number each, not <U1",
+        ),
+        ({"y_train": np.stack([np.arange(60)] * 2, 1)}, "targets differ in shape: [(), (2,)]"),
         ({"y_test": np.arange(30) - 7}, "y_test: row 0: label -7 is below 0"),
         ({"x_test": np.full((30, 28, 28), np.nan)}, "test: row 0: holds a value that is not finite"),
         ({"x_train": np.array([None] * 60)}, "'x_train' is an array of Python objects, which are never loaded"),
-        ({"x_train": np.zeros((0, 28, 28), np.uint8), "y_train": np.zeros(0, int)}, "expected samples and labels"),
+        ({"x_train": np.zeros((0, 28, 28), np.uint8), "y_train": np.zeros(0, int)}, "expected samples and targets"),
         ({"y_train": np.full(60, 3_000_000)}, "train: row 0: label 3000000 is above 9999, the largest allowed"),
         ({"x_val": some_images(3, 9, 9, 3), "y_val": np.arange(3)}, "its parts differ in the shape of samples"),
-        ({"x_train": None, "y_train": None}, "expected 'x_train' and 'y_train', or MedMNIST's keys"),
+        ({"x_train": None, "y_train": None}, "expected 'x' and 'y', 'x_train' and 'y_train', or MedMNIST's keys"),
         ({"y_test": None}, "has 'x_test' but no 'y_test'"),
         ({"x_test": np.zeros((30, 9, 9))}, "its parts differ in the shape of samples: [(1, 9, 9), (1, 28, 28)]"),
         ({"x_train": some_images(60, 28, 28, 2)}, "x_train: images of bytes have 1, 3 or 4 channels, not the shape"),

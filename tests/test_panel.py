@@ -57,9 +57,9 @@ def test_a_panel_is_what_its_runs_gave(tmp_path: Path) -> None:
                 if folder.experiment().method.name == method and (folder.experiment().shift is not None) == bool(shift)
             ]
             assert len(results) == 2
-            accuracy[method] = sum(result.validation_selected.accuracy for result in results) / 2
+            accuracy[method] = sum(result.validation_selected.score for result in results) / 2
             assert found.cells[method][federation].accuracy.mean == pytest.approx(accuracy[method])
-            settled = [result.accuracy().mean() for result in results]  # both rounds are among the last five
+            settled = [result.scores().mean() for result in results]  # both rounds are among the last five
             assert found.cells[method][federation].settled.mean == pytest.approx(sum(settled) / 2)
         for method in METHODS:
             best_other = max(value for other, value in accuracy.items() if other != method)
@@ -112,7 +112,7 @@ def test_worse_than_alone_means_beyond_the_noise_of_a_test_set(monkeypatch: pyte
     """Of 100 cases 90 % are right alone: two standard errors are 6 points; of 4 cases nothing can be said."""
     monkeypatch.setattr(panel, "_by_client", lambda run: np.array(run.accuracies))
     monkeypatch.setattr(
-        Fake, "result", SimpleNamespace(distribution=SimpleNamespace(counts={"test": [[60, 40], [4]]})), raising=False
+        Fake, "result", SimpleNamespace(distribution=SimpleNamespace(samples={"test": [100, 4]})), raising=False
     )
     alone: Any = [Fake(0.9, 0.75)]
     for first, second, worse in [(0.9, 0.75, 0), (0.85, 0.5, 0), (0.83, 0.5, 1)]:

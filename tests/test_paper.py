@@ -228,7 +228,7 @@ def test_tuning_takes_what_validation_prefers(tmp_path: Path, monkeypatch: pytes
     for row, moment in zip(chosen, moments, strict=True):
         figures = {lr: runs[lr].figures(moment) for lr in rates}
         assert row.changes == {"lr": max(rates, key=lambda lr: figures[lr].validation), "lr_decay": 1.0}
-        by_test.append(max(rates, key=lambda lr: figures[lr].best.accuracy))
+        by_test.append(max(rates, key=lambda lr: figures[lr].best.score))
     assert by_test != [row.changes["lr"] for row in chosen], "else nobody would notice if the test data chose"
 
 
@@ -269,9 +269,9 @@ def test_a_smoke_test_of_table_1(dataset: str, tmp_path: Path) -> None:
         (run,) = next(cell.runs for cell in found.cells if cell.label == label)
         result = by_method["fedavg-ft" if label == "fedavg" else label].result()
         figures = result.figures(moment)
-        assert run.bmcta == figures.best.accuracy == pytest.approx(max(run.curve), abs=1e-5)
-        assert run.last == figures.last.accuracy == pytest.approx(run.curve[-1], abs=1e-5)
-        assert run.validation_selected == figures.validation_selected.accuracy
+        assert run.bmcta == figures.best.score == pytest.approx(max(run.curve), abs=1e-5)
+        assert run.last == figures.last.score == pytest.approx(run.curve[-1], abs=1e-5)
+        assert run.validation_selected == figures.validation_selected.score
         assert len(run.curve) == len(result.rounds)
     assert found.environment["torch"] == [runs[0].read("environment.json")["torch"]]
     again = orchard_command("reproduce", "figures", *options, cwd=tmp_path)

@@ -104,7 +104,7 @@ def test_a_medmnist_size_is_read_from_its_own_file_and_others_are_resized(tmp_pa
     for size in (28, 64, 32):
         dataset = load_dataset(Experiment(dataset="breastmnist", size=size), tmp_path)
         assert dataset.train.x.shape == (24, 1, size, size)
-        assert dataset.classes == ("malignant", "normal or benign")
+        assert dataset.task.classes == ("malignant", "normal or benign")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_content_is_what_the_results_say(compared: list[Path]) -> None:
     result, run = RunFolder(compared[0]).result(), shown(*compared).runs[0]
-    assert np.array(run.accuracy) == pytest.approx(result.accuracy(), abs=1e-5)
+    assert np.array(run.scores) == pytest.approx(result.scores(), abs=1e-5)
     assert (run.best, run.last, run.validation) == (result.figures().best, result.last, result.validation_selected)
     assert run.helpers == [client.strongest_helper for client in result.clients]
     assert run.relationships is not None
@@ -65,7 +65,7 @@ def test_gains_are_over_training_alone_with_the_same_seed(tmp_path: Path) -> Non
         assert alone.gains is None
         assert apple.gains == pytest.approx(np.subtract(apple.clients, alone.clients))  # type: ignore[arg-type]
         assert alone.best is not None
-        assert apple.alone == alone.best.accuracy
+        assert apple.alone == alone.best.score
 
 
 def test_methods_that_anothers_run_gives_are_shown_too(compared: list[Path]) -> None:
@@ -121,7 +121,7 @@ def test_groups_that_learn_among_themselves_are_named(
 def test_the_story_of_a_run_beside_training_alone(compared: list[Path]) -> None:
     content = shown(*compared)
     run = replace(content.runs[0], clients=[0.9] * 4, gains=[0.083, -0.02, 0.0, 0.01], alone=0.875)
-    run = replace(run, helpers=["east", None, None, None], best=replace(run.best, accuracy=0.9))  # type: ignore[type-var]
+    run = replace(run, helpers=["east", None, None, None], best=replace(run.best, score=0.9))  # type: ignore[type-var]
     assert " ".join(story(content, run)) == (
         "4 clients with 750 samples between them trained together by apple for 5 rounds. "
         "On average a client's model is right in 90.0 % of its own test cases; "
@@ -142,7 +142,7 @@ def test_the_story_of_a_run_by_itself(compared: list[Path]) -> None:
 
 def test_the_best_method_is_named_first(compared: list[Path]) -> None:
     content = shown(*compared)
-    best = max(content.runs, key=lambda run: run.best.accuracy if run.best else 0)
+    best = max(content.runs, key=lambda run: run.best.score if run.best else 0)
     assert overview(content) == [f"Of the 5 ways of training compared here, {best.label} does best."]
 
 
@@ -167,7 +167,7 @@ def test_a_round_whose_exchange_is_not_measured_yet_has_no_figures(tmp_path: Pat
     (run.folder.path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     content = shown(run.folder.path)
     (entry,) = content.runs
-    assert entry.accuracy[2] == [None] * 4
+    assert entry.scores[2] == [None] * 4
     assert entry.last is None
     assert entry.best is not None
     assert entry.best.round == 1
@@ -294,7 +294,7 @@ def test_tensorboard_reads_the_runs_figures_back(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["run", *quick, "--tensorboard"], catch_exceptions=False)
     events = EventAccumulator(str(tmp_path / "a/tensorboard")).Reload()
     result = RunFolder(tmp_path / "a").result()
-    accuracy = result.accuracy()
+    accuracy = result.scores()
     means = [(event.step, event.value) for event in events.Scalars("mean test accuracy")]
     assert means == [(r + 1, pytest.approx(accuracy[r].mean())) for r in range(2)]
     third = [event.value for event in events.Scalars("test accuracy/client 3")]

@@ -35,7 +35,7 @@ def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader
     assert reader.text("h1") == "digits, iid split"
     assert "ways of training compared here" in reader.text("#story")
     assert "4 clients with 750 samples between them" in reader.text("#story")
-    assert "picks that round by looking at the test data" in reader.text("main")
+    assert "best round is picked by looking at the test data" in reader.text("main")
     rows = reader.page.locator("#headline tbody tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == list(METHODS)
     for chart in [
@@ -93,14 +93,14 @@ def test_choosing_a_client_changes_the_trajectories(reader: Reader) -> None:
 
 
 def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
-    for chart in ("#accuracy", "#loss", "#clients", "#traffic"):
+    for chart in ("#score", "#loss", "#clients", "#traffic"):
         assert "fedfomo" in reader.lines(chart)
     reader.choose("#runs", "fedfomo")
-    for chart in ("#accuracy", "#loss", "#clients", "#traffic"):
+    for chart in ("#score", "#loss", "#clients", "#traffic"):
         assert "fedfomo" not in reader.lines(chart)
         assert "apple" in reader.lines(chart)
     reader.choose("#runs", "fedfomo")
-    assert "fedfomo" in reader.lines("#accuracy")
+    assert "fedfomo" in reader.lines("#score")
     reader.choose("#peers", "south")
     for chart in ("#trajectories", "#selves"):
         assert reader.lines(chart).keys() == {"north", "east", "west"}
@@ -110,7 +110,7 @@ def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
 def test_all_can_be_switched_off(reader: Reader) -> None:
     for method in METHODS:
         reader.choose("#runs", method)
-    assert reader.text("#accuracy") == "choose a method above"
+    assert reader.text("#score") == "choose a method above"
     assert reader.lines("#clients") == {}
 
 
@@ -131,8 +131,8 @@ def test_gains_over_training_alone(reader: Reader) -> None:
 
 
 def test_values_are_shown_under_the_pointer(reader: Reader) -> None:
-    reader.page.locator("#accuracy svg").hover(position={"x": 300, "y": 100})
-    tip = reader.text("#accuracy .tip")
+    reader.page.locator("#score svg").hover(position={"x": 300, "y": 100})
+    tip = reader.text("#score .tip")
     assert tip.startswith("after round")
     assert all(method in tip for method in METHODS)
     assert tip.count("%") == 5  # the methods, and the chosen client
@@ -147,7 +147,7 @@ def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     for _ in range(60):
         reader.page.keyboard.press("Tab")
         reached.add(reader.page.evaluate("document.activeElement.closest('[id]')?.id"))
-    assert {"run", "client", "runs", "modes", "play", "round", "peers", "matrix", "accuracy", "copy"} <= reached
+    assert {"run", "client", "runs", "modes", "play", "round", "peers", "matrix", "score", "copy"} <= reached
     reader.page.focus("#round")
     reader.page.keyboard.press("ArrowLeft")
     assert reader.text("#round-text") == "after round 4 of 5"
@@ -211,7 +211,7 @@ def test_nine_methods_fit_on_a_page(browser: Browser, tmp_path: Path) -> None:
     write_report(runs, file)
     assert file.stat().st_size < 8e6
     with reading(browser, file) as reader:
-        assert set(NINE) <= reader.lines("#accuracy").keys()
+        assert set(NINE) <= reader.lines("#score").keys()
         assert len(reader.cells("#matrix")) == 144
         assert reader.troubles == []
 
@@ -221,5 +221,5 @@ def test_a_run_without_relationships_has_no_section_about_them(browser: Browser,
     with reading(browser, tmp_path / "report.html") as reader:
         assert not reader.page.locator("#helping").is_visible()
         assert not reader.page.locator("#run").is_visible()
-        assert reader.lines("#accuracy").keys() == {"fedavg", "fedavg: north"}
+        assert reader.lines("#score").keys() == {"fedavg", "fedavg: north"}
         assert reader.troubles == []

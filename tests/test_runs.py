@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import orchard
-from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment, small_run
+from helpers import REAL_DATA, measures, needs_mnist, small_arrays, small_experiment, small_run
 from orchard.core.contract import ClientUpdate, Failure
 from orchard.core.evaluation import Scores
-from orchard.core.measures import Measures
 from orchard.data.clients import from_arrays
 from orchard.experiment import Experiment, RunOptions, load_definition, load_experiment
 from orchard.runs.metrics import Exchange, Round
@@ -38,7 +37,7 @@ def invented(experiment: Experiment, trained: list[list[tuple[float, float]]], r
 
 
 def scores(validation: float, test: float) -> Scores:
-    return Scores(Measures(validation), Measures(test))
+    return Scores(measures(validation), measures(test))
 
 
 def test_bmcta_last_and_selected_by_hand(finished: Result) -> None:
@@ -50,14 +49,14 @@ def test_bmcta_last_and_selected_by_hand(finished: Result) -> None:
     assert result.bmcta == pytest.approx(0.7)
     assert result.figures().best.round == 1
     assert result.last.round == result.validation_selected.round == 2
-    assert result.last.accuracy == result.validation_selected.accuracy == pytest.approx(0.6)
-    assert [client.accuracy for client in result.clients] == [1.0, 0.6, 0.6, 0.6]
+    assert result.last.score == result.validation_selected.score == pytest.approx(0.6)
+    assert [client.score for client in result.clients] == [1.0, 0.6, 0.6, 0.6]
 
 
 def test_bmcta_lies_between_the_last_mean_and_the_mean_of_the_bests(finished: Result) -> None:
-    accuracy = finished.accuracy()
+    accuracy = finished.scores()
     assert accuracy[-1].mean() <= finished.bmcta <= accuracy.max(axis=0).mean()
-    assert finished.bmcta >= finished.validation_selected.accuracy
+    assert finished.bmcta >= finished.validation_selected.score
 
 
 def test_a_round_that_lacks_a_client_does_not_count(finished: Result) -> None:
@@ -82,10 +81,10 @@ def test_relationships_start_at_the_shares_and_are_kept_by_round(finished: Resul
 def test_figures_after_aggregation_are_those_of_the_next_rounds_models() -> None:
     """With nothing learned by the relationships or the cores, exchanging changes nothing."""
     still = small_run(lr=0.0, method={"name": "apple", "relationship_lr": 0.0})
-    np.testing.assert_array_equal(still.accuracy(moment="after_training"), still.accuracy(moment="after_aggregation"))
+    np.testing.assert_array_equal(still.scores(moment="after_training"), still.scores(moment="after_aggregation"))
     moving = small_run()
-    assert not np.isnan(moving.accuracy(moment="after_aggregation")).any()
-    assert not np.array_equal(moving.accuracy(moment="after_training"), moving.accuracy(moment="after_aggregation"))
+    assert not np.isnan(moving.scores(moment="after_aggregation")).any()
+    assert not np.array_equal(moving.scores(moment="after_training"), moving.scores(moment="after_aggregation"))
 
 
 def test_a_personalised_model_is_ready_to_use(finished: Result) -> None:
@@ -96,7 +95,7 @@ def test_a_personalised_model_is_ready_to_use(finished: Result) -> None:
         assert not model.training
         with torch.no_grad():
             accuracy = (model(client.test.x).argmax(1) == client.test.y).double().mean().item()
-        assert accuracy == finished.accuracy()[-1, i]
+        assert accuracy == finished.scores()[-1, i]
 
 
 def test_traffic_is_counted_as_sent() -> None:
@@ -126,9 +125,9 @@ def test_the_folder_is_plain_and_complete(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line, entry in zip(lines, result.rounds, strict=True):
-        assert line["after_training"]["test"]["accuracy"] == [s.test.accuracy for s in entry.after_training if s]
+        assert line["after_training"]["test"]["accuracy"] == [s.test["accuracy"] for s in entry.after_training if s]
         assert line["after_aggregation"]["validation"]["auroc"] == [
-            s.validation.auroc for s in entry.after_aggregation if s
+            s.validation["auroc"] for s in entry.after_aggregation if s
         ]
         assert Round.from_json(line).as_json() == line
         assert line["relationships"] == entry.diagnostics["relationships"]
@@ -216,7 +215,7 @@ def test_mnist_practical_learns() -> None:
 def test_a_result_is_printed_in_a_line(finished: Result) -> None:
     experiment = finished.experiment
     what = f"method apple, dataset {experiment.dataset}, partition {experiment.partition.name}, seed {experiment.seed}"
-    assert repr(finished).startswith(f"<Result: {what}, 4 clients, 4 of 4 rounds, BMCTA ")
+    assert repr(finished).startswith(f"<Result: {what}, 4 clients, 4 of 4 rounds, best accuracy ")
     assert "\n" not in repr(finished)
     assert repr(Result.of(experiment, finished.distribution, {})) == f"<Result: {what}, 4 clients, 0 of 4 rounds>"
 

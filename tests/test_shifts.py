@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orchard
-from helpers import small_arrays, small_experiment, small_run
+from helpers import classes, small_arrays, small_experiment, small_run
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.clients import FederatedData, federated_data, from_arrays
 from orchard.data.datasets import DIGITS, FORMS
@@ -31,7 +31,7 @@ def digits(**settings: object) -> FederatedData:
 
 def shifted(kind: str, group: int, x: torch.Tensor, y: torch.Tensor) -> Samples:
     settings = ShiftSettings.model_validate({"kind": kind, "groups": 4})
-    return shift_samples(Samples(x, y), settings, group, 10, np.random.default_rng(0))
+    return shift_samples(Samples(x, y), settings, group, classes(10), np.random.default_rng(0))
 
 
 IMAGE = torch.tensor([[[[-1.0, 0.0], [0.5, 1.0]]]])

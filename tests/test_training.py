@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from helpers import federation_of, small_data, small_experiment
+from helpers import federation_of, measures, small_data, small_experiment
 from orchard.core.evaluation import evaluate
-from orchard.core.measures import Measures
 from orchard.core.training import ClientContext, MomentumSGD, NotFinite, gradient, local_sgd, pull, run_epochs
 from orchard.data.samples import Samples
 from orchard.experiment import Experiment
@@ -123,5 +122,5 @@ def test_accuracy_by_hand() -> None:
     samples = Samples(torch.randn(4, 6), torch.tensor([1, 0, 1, 1]))
     data = dataclasses.replace(context.data, test=samples)
     scores = evaluate(dataclasses.replace(context, data=data), always_one)
-    assert scores.test == Measures(accuracy=0.75, balanced_accuracy=0.5, auroc=0.5)
-    assert scores.validation.accuracy == float((context.data.validation.y == 1).double().mean())
+    assert scores.test == measures(accuracy=0.75, balanced_accuracy=0.5, auroc=0.5)
+    assert scores.validation["accuracy"] == float((context.data.validation.y == 1).double().mean())

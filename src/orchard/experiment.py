@@ -39,6 +39,9 @@ class Experiment(Settings):
     """Everything that decides the result of a run."""
 
     dataset: str = Field(default="digits", description="a dataset's name, an .npz, or a folder of images")
+    task: Literal["classification", "multilabel", "regression", "segmentation"] | None = Field(
+        default=None, description="what is predicted; none: what the data are obviously for"
+    )
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
     split: Literal["merged", "official"] = Field(
         default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
@@ -71,6 +74,8 @@ class Experiment(Settings):
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         dataset = str(values.get("dataset", "digits"))
         defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset)}
+        if values.get("task") == "segmentation":
+            defaults["model"] = "unet"
         partition = values.get("partition")
         chosen = named(partition)
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)

@@ -58,10 +58,10 @@ def distribution_tables(held: "DataDistribution", width: int) -> list[Table]:
     """
     totals = held.totals()
     columns = [[str(k), *(str(n) if n else "·" for n in column)] for k, column in enumerate(totals.T)]
-    columns.append(["all", *map(str, totals.sum(axis=1))])
+    columns.append(["all", *map(str, held.sizes())])
     if held.groups is not None:
         columns.append(["group", *map(str, held.groups)])
-    columns += [[part, *(str(sum(row)) for row in rows)] for part, rows in held.counts.items()]
+    columns += [[part, *map(str, sizes)] for part, sizes in held.samples.items()]
     names = ["client", *(shortened(name, min(NAME_LENGTH, width // 3)) for name in held.clients)]
     return [_table(names, piece) for piece in _pieces(columns, width - _width(names))]
 

@@ -22,6 +22,7 @@ from orchard.runs.comparison import Comparison
 from orchard.runs.files import write_durably
 from orchard.runs.listing import run_summaries
 from orchard.runs.result import ClientResult, Result, RoundFigures
+from orchard.tasks.task import Measure
 from orchard.text import readable
 
 if TYPE_CHECKING:
@@ -35,13 +36,17 @@ def print_comparison(comparison: Comparison, style: str) -> None:
     """Print a comparison on standard output as text, CSV, Markdown or LaTeX."""
     if style != "text":
         formats = {"csv": as_csv, "markdown": as_markdown, "latex": as_latex}
-        sys.stdout.write(formats[style](comparison.rows))
+        sys.stdout.write(formats[style](comparison))
         return
     console = output()
-    console.print(rich_table(comparison.rows))
-    console.print("accuracies in %, traffic of one client in one round; BMCTA: best mean client test accuracy")
+    console.print(rich_table(comparison))
+    score = comparison.score
+    unit = " in %" if score.percent else ""
+    what = f"{score.best_mean()}: the best mean over clients of test {score.title}{unit}"
+    console.print(f"{what}; traffic of one client in one round")
     if comparison.alone and len(comparison.rows) > 1:
-        console.print("\nWhat each client gains over training alone, in percentage points:")
+        points = ", in percentage points" if score.percent else ""
+        console.print(f"\nWhat each client gains over training alone{points}:")
         console.print(gains_table(comparison, comparison.alone))
     learned = [row for row in comparison.rows if row.relationships]
     best = max(learned, key=lambda row: row.bmcta.mean, default=None)
@@ -84,13 +89,12 @@ def print_distribution(experiment: Experiment, data_dir: Path | None, file: Path
 
 
 def print_predictions(model: Path, samples: Sequence[Path], to: Path | None, factory: str | None) -> None:
-    """Classify samples and write CSV; print their number and, if labels are known, the accuracy on standard error."""
-    from orchard.export.predict import batches, classify, load_classifier
+    """Predict and write CSV; on standard error print the number of samples and, if targets are known, measures."""
+    from orchard.export.predict import batches, load_predictor, predict
 
-    classifier = load_classifier(model, factory)
-    found = batches(samples, classifier)
+    predictor = load_predictor(model, factory)
     table = io.StringIO()
-    count, accuracy = classify(classifier, found, table)
+    count, measured = predict(predictor, batches(samples, predictor), table)
     try:
         if to is None:
             sys.stdout.write(table.getvalue())
@@ -103,8 +107,9 @@ def print_predictions(model: Path, samples: Sequence[Path], to: Path | None, fac
         if to is None:  # otherwise Python fails again when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError(f"{to or 'standard output'}: cannot be written: {error.strerror}") from None
-    said = "" if accuracy is None else f", accuracy {accuracy:.4%}"
-    Console(stderr=True, highlight=False).print(f"{count} samples{said}")
+    titles = predictor.task.measures
+    said = [f"{titles[name].title} {titles[name].text(value, 2)}" for name, value in (measured or {}).items()]
+    Console(stderr=True, highlight=False).print(", ".join([f"{count} samples", *said]))
 
 
 def print_runs(root: Path) -> None:
@@ -114,8 +119,7 @@ def print_runs(root: Path) -> None:
         table.add_column(heading, justify="right" if heading in ("rounds", "best", "age") else "left", no_wrap=True)
     found, damaged = run_summaries(root)
     for entry in found:
-        best = "-" if entry.best is None else f"{entry.best:.2%}"
-        cells = (entry.folder, entry.state, entry.method, entry.data, f"{entry.done}/{entry.planned}", best)
+        cells = (entry.folder, entry.state, entry.method, entry.data, f"{entry.done}/{entry.planned}", entry.best)
         table.add_row(*map(Text, cells), _age(entry.started))
     console = output()
     console.print(table if found else Text(f"no runs in {root}"))
@@ -137,18 +141,20 @@ def print_result(result: Result, folder: Path | None) -> None:
     console.print(_table(result))
     figures = result.figures()
     best, last, selected = figures.best, figures.last, figures.validation_selected
-    console.print(f"[bold]BMCTA {best.accuracy:.2%}[/] {_when(best)} (best mean client test accuracy)")
-    console.print(f"last round {last.accuracy:.2%}; chosen by validation {selected.accuracy:.2%} {_when(selected)}")
+    score = result.task.measures[result.task.score]
+    said = score.text(best.score, 2)
+    console.print(f"[bold]{score.best_mean()} {said}[/] {_when(best)} (best mean client test {score.title})")
+    chosen = f"chosen by validation {score.text(selected.score, 2)} {_when(selected)}"
+    console.print(f"last round {score.text(last.score, 2)}; {chosen}")
     summary = result.summary()
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
         f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
-    if note := advice(result.experiment.method.name, best.accuracy, result.distribution):
+    if note := advice(result.experiment.method.name, best.score, result.distribution):
         console.print(note, soft_wrap=True, markup=False, style="yellow")
-    alone = result.single_class_clients()
-    if alone:
-        note = f"no balanced accuracy and no AUROC for those who hold test data of one class: {', '.join(alone)}"
+    for name, clients in result.undefined_measures().items():
+        note = f"no {result.task.measures[name].title} for {', '.join(clients)}: too little to compare in the test data"
         console.print(note, soft_wrap=True, markup=False)
     if folder:
         console.print(f"kept in {folder}", soft_wrap=True, markup=False)
@@ -158,19 +164,20 @@ def _table(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("client", no_wrap=True)
     table.add_column("holds, most first", no_wrap=True)
-    for column in ("samples", "accuracy"):
+    score = result.task.measures[result.task.score]
+    for column in ("samples", score.title):
         table.add_column(column, justify="right")
     if result.relationships is not None:
         table.add_column("self-\nrelationship", justify="right", no_wrap=True)
         table.add_column("helped\nmost by", no_wrap=True)
     for client in result.clients:
-        table.add_row(*_row(client))
+        table.add_row(*_row(client, score))
     return table
 
 
-def _row(client: ClientResult) -> list[Text]:
+def _row(client: ClientResult, score: Measure) -> list[Text]:
     classes = sorted(client.classes, key=lambda name: -client.classes[name])
-    row = [client.name, " ".join(classes), str(client.samples), f"{client.accuracy:.1%}"]
+    row = [client.name, " ".join(classes), str(client.samples), score.text(client.score)]
     if client.self_relationship is not None:
         row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
     return [Text(cell) for cell in row]

@@ -14,7 +14,7 @@ from orchard.cli.options import RUNS, RunArgument, RunsArgument, app
 def list_runs(
     root: Annotated[Path, typer.Argument(help="Where the runs' folders are.")] = RUNS,
 ) -> None:
-    """List runs: state, method, data, best accuracy, age."""
+    """List runs: state, method, data, best score, age."""
     from orchard.cli.display import print_runs
 
     print_runs(root)
@@ -65,7 +65,7 @@ def export(
     to: Annotated[Path, typer.Option(help="The file: .safetensors, .pt2 or .onnx.")],
     round: Annotated[
         Literal["best", "last", "validation"],
-        typer.Option("--round", help="The round of the best mean test or validation accuracy, or the last."),
+        typer.Option("--round", help="The round of the best mean test or validation score, or the last."),
     ] = "validation",
 ) -> None:
     """Export a client's personalised model, with a model card beside it."""
@@ -86,7 +86,7 @@ def predict(
         str | None, typer.Option("--model", help='The network, if it is your own: "package.module:factory".')
     ] = None,
 ) -> None:
-    """Classify images with an exported model; write CSV with probabilities."""
+    """Predict with an exported model; write CSV."""
     from orchard.cli.display import print_predictions
 
     print_predictions(model, samples, output, factory)

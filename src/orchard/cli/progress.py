@@ -71,7 +71,8 @@ class GridWatcher:
     def end(self, label: str, seed: int, result: Result, kept: Path | None) -> None:
         """Report that a run finished or was reused."""
         how = f"kept in {kept}" if kept else f"{result.seconds:.0f} s"
-        self._count(f"{label}, seed {seed}: BMCTA {result.bmcta:.2%}  ({how})")
+        score = result.task.measures[result.task.score]
+        self._count(f"{label}, seed {seed}: {score.best_mean()} {score.text(result.bmcta, 2)}  ({how})")
 
     def fail(self, label: str, seed: int, reason: str) -> None:
         """Report why a run failed."""
@@ -106,11 +107,13 @@ def _bar(console: Console) -> Progress:
 
 
 def _figures(result: Result) -> str:
-    """Return the mean and the worst test accuracy after training, as text."""
+    """Return the mean and the worst test score after training, as text."""
     names, scores = result.distribution.clients, result.rounds[-1].after_training
-    accuracy = {name: s.test.accuracy for name, s in zip(names, scores, strict=True) if s}
-    if not accuracy:
-        return "no client trained"
-    worst = min(accuracy, key=lambda name: accuracy[name])
-    mean = sum(accuracy.values()) / len(accuracy)
-    return f"mean {mean:.1%}  worst {accuracy[worst]:.1%} ({worst})"
+    score, name = result.task.measures[result.task.score], result.task.score
+    found = {client: s.test[name] if s else None for client, s in zip(names, scores, strict=True)}
+    known = {client: value for client, value in found.items() if value is not None}
+    if not known:
+        return "no client trained" if not any(scores) else f"no {score.title} yet"
+    worst = min(known, key=lambda client: known[client])
+    mean = sum(known.values()) / len(known)
+    return f"mean {score.text(mean)}  worst {score.text(known[worst])} ({worst})"

@@ -8,25 +8,21 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.runs.comparison import Comparison, Row
-
-HEADINGS = (
-    "method",
-    "BMCTA",
-    "last round",
-    "by validation",
-    "worst client",
-    "worse than alone",
-    "MB up",
-    "MB down",
-    "seconds",
-)
+from orchard.tasks.task import Measure
 
 
-def cells(row: Row) -> list[str]:
+def headings(score: Measure) -> list[str]:
+    """Return the headings of a comparison's table."""
+    scores = [score.best_mean(), "last round", "by validation", "worst client"]
+    return ["method", *scores, "worse than alone", "MB up", "MB down", "seconds"]
+
+
+def cells(row: Row, score: Measure) -> list[str]:
     """Return a row as text: accuracies in percent, traffic in megabytes per client and round."""
+    spreads = (row.bmcta, row.last, row.validation_selected, row.worst_client)
     return [
         row.label,
-        *(str(s) for s in (row.bmcta, row.last, row.validation_selected, row.worst_client)),
+        *(spread.text(100 if score.percent else 1) for spread in spreads),
         "–" if row.worse_than_alone is None else f"{round(row.worse_than_alone, 1):g} of {len(row.clients)}",
         f"{row.bytes_up / 1e6:.2f}",
         f"{row.bytes_down / 1e6:.2f}",
@@ -34,19 +30,19 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def rich_table(rows: Sequence[Row]) -> Table:
-    """Return the table for a terminal, the best BMCTA in bold."""
+def rich_table(comparison: Comparison) -> Table:
+    """Return the table for a terminal, the best mean in bold."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in HEADINGS:
+    for heading in headings(comparison.score):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    best = max(row.bmcta.mean for row in rows)
-    for row in rows:
-        table.add_row(*map(Text, cells(row)), style="bold" if row.bmcta.mean == best else "")
+    best = max(row.bmcta.mean for row in comparison.rows)
+    for row in comparison.rows:
+        table.add_row(*map(Text, cells(row, comparison.score)), style="bold" if row.bmcta.mean == best else "")
     return table
 
 
 def gains_table(comparison: Comparison, alone: Row) -> Table:
-    """Return each client's accuracy when training alone, and each method's gain over it in percentage points."""
+    """Return each client's score when training alone, and each method's gain over it, in points of percentages."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("client")
     table.add_column("alone", justify="right")
@@ -54,8 +50,9 @@ def gains_table(comparison: Comparison, alone: Row) -> Table:
     for row in others:
         table.add_column(Text(row.label), justify="right")
     for i, name in enumerate(comparison.clients):
-        gains = [100 * (row.clients[i] - alone.clients[i]) for row in others]
-        table.add_row(Text(name), f"{100 * alone.clients[i]:.1f}", *(_signed(gain) for gain in gains))
+        gains = [comparison.score.difference(row.clients[i] - alone.clients[i]) for row in others]
+        own = comparison.score.text(alone.clients[i]).removesuffix(" %")
+        table.add_row(Text(name), own, *(_coloured(gain) for gain in gains))
     return table
 
 
@@ -79,38 +76,39 @@ def _share(p: float, *, itself: bool) -> Text:
     return Text(str(percent) if percent else "·", style=style)
 
 
-def _signed(gain: float) -> Text:
-    text = f"{gain:+.1f}"
-    if text in ("+0.0", "-0.0"):
-        return Text("0.0")
-    return Text(text, style="green" if gain > 0 else "red")
+def _coloured(gain: str) -> Text:
+    if float(gain) == 0:
+        return Text(gain[1:])
+    return Text(gain, style="green" if float(gain) > 0 else "red")
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(comparison: Comparison) -> str:
     """Return the table as CSV in full precision; accuracies are fractions, traffic is in bytes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     spreads = ("bmcta", "last", "validation_selected", "worst_client")
     deviations = [name for spread in spreads for name in (spread, f"{spread}_sd")]
     writer.writerow(["method", *deviations, "worse_than_alone", "bytes_up", "bytes_down", "seconds"])
-    for row in rows:
+    for row in comparison.rows:
         values = [value for name in spreads for value in (getattr(row, name).mean, getattr(row, name).deviation)]
         writer.writerow([row.label, *values, row.worse_than_alone, row.bytes_up, row.bytes_down, row.seconds])
     return text.getvalue()
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
+def as_markdown(comparison: Comparison) -> str:
     """Return the table as Markdown."""
-    lines = [HEADINGS, ("---", *("---:" for _ in HEADINGS[1:])), *(cells(row) for row in rows)]
+    head = headings(comparison.score)
+    rows = [cells(row, comparison.score) for row in comparison.rows]
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def as_latex(rows: Sequence[Row]) -> str:
-    """Return the table as LaTeX, for the booktabs package; the best BMCTA in bold."""
-    best = max(row.bmcta.mean for row in rows)
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(HEADINGS) - 1)}}}", r"\toprule", _latex_line(HEADINGS), r"\midrule"]
-    for row in rows:
-        line = [_escaped(cell) for cell in cells(row)]
+def as_latex(comparison: Comparison) -> str:
+    """Return the table as LaTeX, for the booktabs package; the best mean in bold."""
+    best, head = max(row.bmcta.mean for row in comparison.rows), headings(comparison.score)
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", _latex_line(head), r"\midrule"]
+    for row in comparison.rows:
+        line = [_escaped(cell) for cell in cells(row, comparison.score)]
         if row.bmcta.mean == best:
             line[1] = rf"\textbf{{{line[1]}}}"
         lines.append(_latex_line(line))

@@ -11,6 +11,7 @@ from orchard.core.vector import Layout, Network
 from orchard.experiment import Experiment
 from orchard.method import Traffic
 from orchard.randomness import derived_seed
+from orchard.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Federation:
     """n_j, the training samples of each client."""
     shape: tuple[int, ...]
     """Of one sample."""
-    classes: int
+    task: Task
     device: str = "cpu"
     # Initial models are built once and shared by all who hold them.
     _initial_models: "weakref.WeakValueDictionary[tuple[str, *tuple[int, ...]], Tensor]" = field(
@@ -78,4 +79,4 @@ class Federation:
 
     def _built(self, purpose: str, *numbers: int) -> Network:
         seed = derived_seed(self.experiment.seed, purpose, *numbers)
-        return Network(build(self.experiment.model, self.shape, self.classes, seed), self.device)
+        return Network(build(self.experiment.model, self.shape, self.task, seed), self.device, self.task)

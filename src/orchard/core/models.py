@@ -1,12 +1,13 @@
-"""The networks: the paper's CNN, an MLP, and any factory of your own.
+"""The networks: the paper's CNN, an MLP, a U-Net, and any factory of your own.
 
 A factory receives `shape` (of one sample, e.g. ``(1, 28, 28)``) and `classes` if its signature has them, and returns
-an `nn.Module` that maps a batch of samples to one score per class.
+an `nn.Module` that maps a batch of samples to one output per class: scores, not probabilities. In regression `classes`
+is the number of targets; in segmentation there is an output for every class and pixel.
 """
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -17,18 +18,27 @@ from torch.nn import functional
 
 from orchard.core.vector import Network, check_vectorisable, lay_out_channels_last
 from orchard.errors import UserError
+from orchard.tasks.task import Task
 from orchard.text import nearest
 
 _global_generator = threading.RLock()
 
+AXES = ("depth", "height", "width")
+CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+POOLINGS: tuple[Callable[..., Tensor], ...] = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+"""For signals, images and volumes."""
 
-def _pixels_after_convolutions(shape: tuple[int, int, int]) -> int:
-    """Return the pixels that two 5×5 convolutions, each with 2×2 pooling, leave of an image."""
-    _, height, width = shape
-    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+
+def _pixels_after_convolutions(shape: tuple[int, ...], dimensions: Sequence[int]) -> int:
+    """Return the pixels that two convolutions of side 5, each with pooling by 2, leave of a sample."""
+    given = "×".join(map(str, shape))
+    if len(shape) - 1 not in dimensions:
+        expected = " or ".join("channels×" + "×".join(AXES[3 - d :]) for d in dimensions)
+        raise ValueError(f"it takes samples of {expected}, not {given}; try mlp")
+    sides = [((side - 4) // 2 - 4) // 2 for side in shape[1:]]
     if min(sides) < 1:
-        raise ValueError(f"the CNN needs images of at least 16×16 pixels, not {height}×{width}")
-    return sides[0] * sides[1]
+        raise ValueError(f"it needs at least 16 pixels a side, not {given}; try mlp")
+    return int(torch.Size(sides).numel())
 
 
 class CNN(nn.Module):
@@ -36,7 +46,7 @@ class CNN(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
-        channels, pixels = shape[0], _pixels_after_convolutions(shape)
+        pixels, channels = _pixels_after_convolutions(shape, (2,)), shape[0]
         self.conv1 = nn.Conv2d(channels, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)
         self.hidden = nn.Linear(50 * pixels, 500)
@@ -53,21 +63,65 @@ class CNN(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """A network for small federations: two 5×5 convolutions (8, 16) and a linear layer."""
+    """A network for small federations: two convolutions of side 5 (8, 16) and a linear layer.
 
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+    It takes images, signals (channels×length) and volumes (channels×depth×height×width).
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, pixels = shape[0], _pixels_after_convolutions(shape)
-        self.conv1 = nn.Conv2d(channels, 8, 5)
-        self.conv2 = nn.Conv2d(8, 16, 5)
+        pixels, kind = _pixels_after_convolutions(shape, (1, 2, 3)), len(shape) - 2
+        self.pool = POOLINGS[kind]
+        self.conv1 = CONVOLUTIONS[kind](shape[0], 8, 5)
+        self.conv2 = CONVOLUTIONS[kind](8, 16, 5)
         self.output = nn.Linear(16 * pixels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Score a batch of images."""
-        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
-        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        """Score a batch of samples."""
+        x = functional.relu(self.pool(self.conv1(x), 2))
+        x = functional.relu(self.pool(self.conv2(x), 2))
         scores: Tensor = self.output(x.flatten(1))
         return scores
+
+
+class UNet(nn.Module):
+    """A small U-Net (Ronneberger et al., https://arxiv.org/abs/1505.04597) for images and volumes of any size.
+
+    Three levels of 16, 32 and 64 channels, two convolutions each, with group normalisation; an output for every class
+    and pixel.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        if len(shape) not in (3, 4) or min(shape[1:]) < 4:
+            raise ValueError("it takes images or volumes of at least 4 pixels a side")
+        kind = len(shape) - 2
+        self.pool = POOLINGS[kind]
+        self.down1, self.down2 = (_two_convolutions(kind, a, b) for a, b in ((shape[0], 16), (16, 32)))
+        self.bottom = _two_convolutions(kind, 32, 64)
+        self.up2, self.up1 = (_two_convolutions(kind, a, b) for a, b in ((64 + 32, 32), (32 + 16, 16)))
+        self.output = CONVOLUTIONS[kind](16, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score every pixel of a batch."""
+        fine = self.down1(x)
+        middle = self.down2(self.pool(fine, 2))
+        coarse = self.bottom(self.pool(middle, 2))
+        middle = self.up2(torch.cat([_enlarged(coarse, middle), middle], dim=1))
+        fine = self.up1(torch.cat([_enlarged(middle, fine), fine], dim=1))
+        scores: Tensor = self.output(fine)
+        return scores
+
+
+def _two_convolutions(kind: int, before: int, after: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels in (before, after):
+        layers += [CONVOLUTIONS[kind](channels, after, 3, padding=1), nn.GroupNorm(8, after), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _enlarged(x: Tensor, like: Tensor) -> Tensor:
+    return functional.interpolate(x, size=like.shape[2:], mode="nearest")
 
 
 class MLP(nn.Module):
@@ -97,7 +151,13 @@ class Logistic(nn.Module):
         return scores
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": CNN, "small-cnn": SmallCNN, "mlp": MLP, "logistic": Logistic}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": CNN,
+    "small-cnn": SmallCNN,
+    "mlp": MLP,
+    "logistic": Logistic,
+    "unet": UNet,
+}
 
 
 def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +183,7 @@ def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def build(model: str | Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build(model: str | Callable[..., Any], shape: tuple[int, ...], task: Task, seed: int) -> nn.Module:
     """Build a model whose initial values depend on the seed alone, and try it on a batch of zeros.
 
     Convolutions run faster with channels last. A model that fails with that (``x.view(n, -1)`` after a convolution
@@ -132,12 +192,12 @@ def build(model: str | Callable[..., Any], shape: tuple[int, ...], classes: int,
     factory = find_factory(model)
     try:
         with seeded_layers(seed):
-            module = _call(factory, shape, classes)
-            _try_out(module, shape, classes)
+            module = _call(factory, shape, len(task.classes))
+            _try_out(module, shape, task.output_shape(shape))
             ordinary = [p.data for p in module.parameters()]
             lay_out_channels_last(module)
             try:
-                _try_out(module, shape, classes)
+                _try_out(module, shape, task.output_shape(shape))
             except RuntimeError:
                 for p, data in zip(module.parameters(), ordinary, strict=True):
                     p.data = data
@@ -154,13 +214,13 @@ def _call(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> 
     return module
 
 
-def _try_out(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def _try_out(module: nn.Module, shape: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
     """Run one batch forward in evaluation and in training mode; this also initialises lazy layers."""
     for training in (False, True):
-        scores = _forward_zeros(module.train(training), 2, shape)
-        if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ValueError(f"a batch of 2 should give scores of shape (2, {classes}), gave {got}")
+        outputs = _forward_zeros(module.train(training), 2, shape)
+        if not isinstance(outputs, Tensor) or outputs.shape != (2, *output_shape):
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ValueError(f"a batch of 2 should give outputs of shape {(2, *output_shape)}, gave {got}")
     check_vectorisable(module)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from orchard.core.models import seeded_layers
 from orchard.core.vector import Network, stack
@@ -72,13 +71,13 @@ def run_epochs(context: ClientContext, round: int, step: Step, epochs: int | Non
 
 
 def gradient(network: Network, x: Tensor, y: Tensor) -> Tensor:
-    """Fill the network's gradient with that of the batch-mean cross-entropy, in training mode; return the loss.
+    """Fill the network's gradient with that of the batch's mean loss, in training mode; return the loss.
 
     The loss is not finite if any part of the gradient is not, so that `run_epochs` notices at the right step.
     """
     network.module.train()
     network.gradient.zero_()
-    loss = functional.cross_entropy(network.module(x), y)
+    loss = network.task.loss(network.module(x), y)
     torch.autograd.backward(loss)
     return loss.detach() + 0 * network.gradient.sum()
 

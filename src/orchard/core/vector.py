@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from orchard.tasks.classification import Classification
+from orchard.tasks.task import Task
+
 Model = tuple[Tensor, Mapping[str, Tensor]]
 """A model's vector, and the buffers of the client it belongs to."""
 
@@ -75,10 +78,10 @@ def _is_under(name: str, prefix: str) -> bool:
 
 
 class Network:
-    """A module whose trainable parameters and gradients live in two flat tensors."""
+    """A module whose trainable parameters and gradients live in two flat tensors, and the task that it is for."""
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.module = module.to(device)
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", task: Task | None = None) -> None:
+        self.module, self.task = module.to(device), task or Classification(())
         parameters = check_vectorisable(self.module)
         size = sum(p.numel() for p in parameters.values())
         self.vector = torch.zeros(size, dtype=next(iter(parameters.values())).dtype, device=device)

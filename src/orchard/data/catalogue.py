@@ -30,6 +30,8 @@ class Entry:
     """How it is stored: embedded, idx, cifar, medmnist or heart-disease."""
     files: Mapping[int, tuple[Source, ...]]
     """Its files, by the side of the images in pixels (0: a table); other sizes are made by resizing."""
+    tasks: tuple[str, ...] = ("classification",)
+    """What its labels are for; the first is the default."""
     natural: tuple[str, int] = ("", 0)
     """The partition by which the data come, if they do, and how many clients that makes."""
 
@@ -51,7 +53,13 @@ def _idx(folder: str, addresses: tuple[str, ...], sums: tuple[str, str, str, str
 
 
 def _medmnist(
-    name: str, title: str, classes: tuple[str, ...], channels: int, sums: tuple[str, ...], licence: str = "CC BY 4.0"
+    name: str,
+    title: str,
+    classes: tuple[str, ...],
+    channels: int,
+    sums: tuple[str, ...],
+    licence: str = "CC BY 4.0",
+    tasks: tuple[str, ...] = ("classification",),
 ) -> Entry:
     def source(size: int, md5: str) -> Source:
         file = f"{name}.npz" if size == 28 else f"{name}_{size}.npz"
@@ -65,6 +73,7 @@ def _medmnist(
         citation="J. Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023)",
         format="medmnist",
         files={size: (source(size, md5),) for size, md5 in zip(MEDMNIST_SIZES, sums, strict=True)},
+        tasks=tasks,
     )
 
 
@@ -314,6 +323,47 @@ _IMAGES: Mapping[str, Entry] = {
             "ded0c5fa01a95dc4978b956f613e9b8e",
             "b354719e553fbbb2513d5533f52a4cb1",
         ),
+    ),
+    "chestmnist": _medmnist(
+        "chestmnist",
+        "chest X-rays with any of 14 findings, 112,120 images",
+        (
+            "atelectasis",
+            "cardiomegaly",
+            "effusion",
+            "infiltration",
+            "mass",
+            "nodule",
+            "pneumonia",
+            "pneumothorax",
+            "consolidation",
+            "edema",
+            "emphysema",
+            "fibrosis",
+            "pleural",
+            "hernia",
+        ),
+        1,
+        (
+            "02c8a6516a18b556561a56cbdd36c4a8",
+            "9de6cd0b934ebb5b7426cfba5efbae16",
+            "db107e5590b27930b62dbaf558aebee3",
+            "45bd33e6f06c3e8cdb481c74a89152aa",
+        ),
+        tasks=("multilabel",),
+    ),
+    "retinamnist": _medmnist(
+        "retinamnist",
+        "diabetic retinopathy graded 0 to 4, 1,600 images; as classes, or as a number (task = regression)",
+        ("0", "1", "2", "3", "4"),
+        3,
+        (
+            "bd4c0672f1bba3e3a89f0e4e876791e4",
+            "afda852cc34dcda56f86ad2b2457dbcc",
+            "e48e916a24454daf90583d4e6efb1a18",
+            "eae7e3b6f3fcbda4ae613ebdcbe35348",
+        ),
+        tasks=("classification", "regression"),
     ),
 }
 

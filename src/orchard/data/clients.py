@@ -16,11 +16,14 @@ from orchard.data.datasets import load_dataset
 from orchard.data.image_folders import alike, class_names, read_class_folders
 from orchard.data.layout import comes_by_client, subfolders
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
-from orchard.data.samples import Dataset, Samples, as_samples, image_samples, numbered_classes, split_by_class
+from orchard.data.samples import Dataset, Samples, as_samples, find_task, image_samples, split_by_stratum
 from orchard.data.shifts import groups_of, shift_samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.randomness import generator
+from orchard.tasks.classification import Classification
+from orchard.tasks.registry import task_named
+from orchard.tasks.task import Task
 from orchard.text import readable
 
 TRAINING_SHARE = 0.85
@@ -49,14 +52,14 @@ class FederatedData:
     """The data of all clients, and the matrix of shares by which they were divided, if any."""
 
     clients: tuple[ClientData, ...]
-    classes: tuple[str, ...]
+    task: Task
     shape: tuple[int, ...]
     matrix: Matrix | None = None
     groups: tuple[int, ...] | None = None
     """The group of each client, if the data were shifted."""
 
     def fingerprint(self) -> str:
-        """Return a hash of all clients' samples and labels."""
+        """Return a hash of all clients' samples and targets."""
         digest = hashlib.sha256()
         for client in self.clients:
             for part in PARTS:
@@ -65,18 +68,26 @@ class FederatedData:
         return digest.hexdigest()[:16]
 
     def class_counts(self) -> dict[str, list[list[int]]]:
-        """Count the samples of each client (outer) in each class (inner), part by part."""
-        size = len(self.classes)
-        return {
-            part: [torch.bincount(getattr(c, part).y, minlength=size).tolist() for c in self.clients] for part in PARTS
-        }
+        """Count the samples of each client (outer) that hold each class (inner), part by part."""
+        return {part: [self.task.counts(getattr(c, part).y) for c in self.clients] for part in PARTS}
+
+    def sizes(self) -> dict[str, list[int]]:
+        """Count the samples of each client, part by part."""
+        return {part: [len(getattr(c, part).y) for c in self.clients] for part in PARTS}
 
     def distribution(self) -> "DataDistribution":
         """Return how the data are distributed."""
-        matrix = None if self.matrix is None else self.matrix.tolist()
-        names = [client.name for client in self.clients]
-        groups = None if self.groups is None else list(self.groups)
-        return DataDistribution(names, list(self.classes), list(self.shape), matrix, self.class_counts(), groups)
+        return DataDistribution(
+            clients=[client.name for client in self.clients],
+            classes=list(self.task.classes),
+            shape=list(self.shape),
+            samples=self.sizes(),
+            counts=self.class_counts(),
+            partition_matrix=None if self.matrix is None else self.matrix.tolist(),
+            groups=None if self.groups is None else list(self.groups),
+            task=self.task.name,
+            scale=self.task.scale(),
+        )
 
 
 @dataclass(frozen=True)
@@ -85,18 +96,34 @@ class DataDistribution:
 
     clients: list[str]
     classes: list[str]
+    """What the outputs of the network stand for: classes, findings or quantities."""
     shape: list[int]
-    partition_matrix: list[list[float]] | None
-    """Each client's share (columns) of each class (rows); None if the data were not divided by shares."""
+    """Of one sample."""
+    samples: dict[str, list[int]]
+    """How many each client has, in the parts train, validation and test."""
     counts: dict[str, list[list[int]]]
-    """Samples of each client (outer) in each class (inner), in the parts train, validation and test."""
+    """How many samples of each client (outer) hold each class (inner), in each part."""
+    partition_matrix: list[list[float]] | None = None
+    """Each client's share (columns) of each stratum, e.g. class (rows); None if the data were not divided by shares."""
     groups: list[int] | None = None
     """The group of each client, if the data were shifted."""
+    task: str = "classification"
+    scale: list[list[float]] | None = None
+    """Means and deviations of the training targets of all clients, in regression."""
+
+    def predicted(self) -> Task:
+        """Return the task."""
+        return task_named(self.task, self.classes, self.scale)
 
     def totals(self) -> Indices:
-        """Count the samples of each client (rows) in each class (columns), all parts together."""
+        """Count the samples of each client (rows) that hold each class (columns), all parts together."""
         totals: Indices = np.sum([self.counts[part] for part in PARTS], axis=0)
         return totals
+
+    def sizes(self) -> Indices:
+        """Count the samples of each client, all parts together."""
+        sizes: Indices = np.sum([self.samples[part] for part in PARTS], axis=0)
+        return sizes
 
 
 def federated_data(experiment: Experiment, data_dir: Path | None = None) -> FederatedData:
@@ -112,22 +139,23 @@ def federated_data(experiment: Experiment, data_dir: Path | None = None) -> Fede
 
 def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     """Divide a dataset among the clients; 15 % of each client's training data become its validation part."""
-    seed, labels = experiment.partition.seed, dataset.train.y.numpy()
-    kept = keep_fraction(labels, experiment.fraction, seed)
+    seed, task = experiment.partition.seed, dataset.task
+    strata, test_strata = (task.strata(samples.y).numpy() for samples in (dataset.train, dataset.test))
+    kept = keep_fraction(strata, experiment.fraction, seed)
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
     matrix = None
     if isinstance(experiment.partition, Column | Natural):
         names, mine, tests = _by_owner(dataset, experiment, kept)
     else:
-        matrix = partition_matrix(experiment.partition, len(dataset.classes), experiment.clients)
-        mine = [kept[part] for part in assign(labels[kept], matrix, seed, "train")]
-        tests = assign(dataset.test.y.numpy(), matrix, seed, "test")
+        matrix = partition_matrix(experiment.partition, len(task.strata_names()), experiment.clients)
+        mine = [kept[part] for part in assign(strata[kept], matrix, seed, "train")]
+        tests = assign(test_strata, matrix, seed, "test")
     cuts = [_cut(len(part), seed, i) for i, part in enumerate(mine)]
     train = _laid_out(dataset.train, [part[cut[0]] for part, cut in zip(mine, cuts, strict=True)])
     validation = _laid_out(dataset.train, [part[cut[1]] for part, cut in zip(mine, cuts, strict=True)])
     parts = zip(names, train, validation, _laid_out(dataset.test, tests), strict=True)
     clients = [ClientData(*part) for part in parts]
-    return _checked([standardised(c) for c in clients] if dataset.is_table else clients, dataset.classes, matrix)
+    return _checked([standardised(c) for c in clients] if dataset.is_table else clients, task, matrix)
 
 
 def standardised(client: ClientData) -> ClientData:
@@ -175,15 +203,13 @@ def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
             f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients; "
             f"set clients = {len(homes)}"
         )
-    classes = class_names(homes)
-    parts = alike([read_class_folders(home, classes, experiment.size) for home in homes])
+    task = Classification(class_names(homes))
+    parts = alike([read_class_folders(home, task.classes, experiment.size) for home in homes])
     clients = []
     for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
-        train, test = split_by_class(image_samples(part, experiment.size))
-        train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
-        train, validation = _cut_off(train, experiment.partition.seed, i)
-        clients.append(ClientData(home.name, train, validation, test))
-    return _checked(clients, classes)
+        train, test = split_by_stratum(image_samples(part, experiment.size), task)
+        clients.append(client_of_samples(home.name, i, experiment, task, train, None, test))
+    return _checked(clients, task)
 
 
 def _cut(size: int, seed: int, client: int) -> tuple[Indices, Indices]:
@@ -205,7 +231,7 @@ def _cut_off(train: Samples, seed: int, client: int) -> tuple[Samples, Samples]:
     return train.take(first), train.take(rest)
 
 
-def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Matrix | None = None) -> FederatedData:
+def _checked(clients: Sequence[ClientData], task: Task, matrix: Matrix | None = None) -> FederatedData:
     """Return all clients' data; raise if a part is empty, two names are the same, or samples differ in shape."""
     clients = [replace(client, name=readable(client.name)) for client in clients]
     names = [client.name for client in clients]
@@ -222,7 +248,8 @@ def _checked(clients: Sequence[ClientData], classes: tuple[str, ...], matrix: Ma
     shapes = {tuple(getattr(client, part).x.shape[1:]) for client in clients for part in PARTS}
     if len(shapes) > 1:
         raise UserError(f"data: samples differ in shape: {sorted(shapes)}")
-    return FederatedData(tuple(clients), classes, shapes.pop(), matrix)
+    agreed = task.agreed([task.moments(client.train.y) for client in clients])
+    return FederatedData(tuple(clients), agreed, shapes.pop(), matrix)
 
 
 @dataclass(frozen=True)
@@ -247,9 +274,12 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
     """Return the data of all clients, made from their arrays."""
     if len(arrays) != experiment.clients:
         raise UserError(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
-    clients = [client_of_arrays(given, i, experiment) for i, given in enumerate(arrays)]
-    labels = torch.cat([getattr(client, part).y for client in clients for part in PARTS])
-    return shifted(_checked(clients, numbered_classes(labels)), experiment)
+    kind = find_task(experiment.task, [np.asarray(given.y_train) for given in arrays], "y_train")
+    parts = [samples_of_arrays(given, i, experiment, kind) for i, given in enumerate(arrays)]
+    task = kind.numbered(torch.cat([part.y for client in parts for part in client if part]))
+    names = [given.name or f"client {i}" for i, given in enumerate(arrays)]
+    clients = [client_of_samples(names[i], i, experiment, task, *client) for i, client in enumerate(parts)]
+    return shifted(_checked(clients, task), experiment)
 
 
 def shifted(data: FederatedData, experiment: Experiment) -> FederatedData:
@@ -262,40 +292,38 @@ def shifted(data: FederatedData, experiment: Experiment) -> FederatedData:
     for i, (client, group) in enumerate(zip(data.clients, groups, strict=True)):
         draws = [generator(seed, f"shift {part}", i) for part in PARTS]
         held = (client.train, client.validation, client.test)
-        parts = [shift_samples(s, shift, group, len(data.classes), d) for s, d in zip(held, draws, strict=True)]
+        parts = [shift_samples(s, shift, group, data.task, d) for s, d in zip(held, draws, strict=True)]
         clients.append(ClientData(client.name, *parts))
     return replace(data, clients=tuple(clients), groups=tuple(groups))
 
 
-def client_of_arrays(given: ClientArrays, index: int, experiment: Experiment) -> ClientData:
-    """Return the data of one client, made from its arrays."""
+def samples_of_arrays(
+    given: ClientArrays, index: int, experiment: Experiment, task: type[Task]
+) -> tuple[Samples, Samples | None, Samples]:
+    """Return one client's training, validation and test samples, made from its arrays."""
     name, size = given.name or f"client {index}", experiment.size
-    train = as_samples(given.x_train, given.y_train, size, f"{name}: train")
-    test = as_samples(given.x_test, given.y_test, size, f"{name}: test")
+    train = as_samples(given.x_train, given.y_train, size, task, f"{name}: train")
+    test = as_samples(given.x_test, given.y_test, size, task, f"{name}: test")
     if (given.x_validation is None) != (given.y_validation is None):
         raise UserError(f"{name}: validation: samples and labels must be given together")
     validation = None
     if given.x_validation is not None and given.y_validation is not None:
-        validation = as_samples(given.x_validation, given.y_validation, size, f"{name}: validation")
-    return client_of_samples(name, index, experiment, train, validation, test)
+        validation = as_samples(given.x_validation, given.y_validation, size, task, f"{name}: validation")
+    return train, validation, test
 
 
 def client_of_samples(
-    name: str, index: int, experiment: Experiment, train: Samples, validation: Samples | None, test: Samples
+    name: str, index: int, experiment: Experiment, task: Task, train: Samples, validation: Samples | None, test: Samples
 ) -> ClientData:
     """Keep `fraction` of the training samples; without a validation part, use 15 % of those for it."""
-    train = train.take(keep_fraction(train.y.numpy(), experiment.fraction, experiment.partition.seed))
+    train = train.take(keep_fraction(task.strata(train.y).numpy(), experiment.fraction, experiment.partition.seed))
     if validation is None:
         train, validation = _cut_off(train, experiment.partition.seed, index)
     return ClientData(name, train, validation, test)
 
 
-def one_client(client: ClientData, classes: tuple[str, ...]) -> FederatedData:
-    """Return the data of a single client; raise if a label is not among the classes."""
+def one_client(client: ClientData, task: Task) -> FederatedData:
+    """Return the data of a single client; raise if its targets do not fit the task."""
     for part in PARTS:
-        labels = getattr(client, part).y
-        if len(labels) and int(labels.max()) >= len(classes):
-            raise UserError(
-                f"{client.name}: {part}: label {int(labels.max())}, but there are {len(classes)} classes from 0"
-            )
-    return _checked([client], classes)
+        task.check(getattr(client, part).y, f"{client.name}: {part}")
+    return _checked([client], task)

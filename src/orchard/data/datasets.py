@@ -13,15 +13,16 @@ from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
 from orchard.data.samples import (
     Dataset,
     Samples,
-    checked_labels,
-    image_samples,
+    as_samples,
     joined,
     resized,
-    split_by_class,
+    split_by_stratum,
     split_rows,
 )
 from orchard.errors import UserError
 from orchard.experiment import Experiment
+from orchard.tasks.registry import task_named
+from orchard.tasks.task import Task
 from orchard.text import nearest
 
 FORMS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
@@ -48,7 +49,7 @@ def load_dataset(experiment: Experiment, data_dir: Path | None = None) -> Datase
 
 def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> Dataset:
     if entry.format == "embedded":
-        return _digits(experiment.size)
+        return _digits(experiment)
     folder = data_folder(data_dir)
     larger = [side for side in entry.files if side >= experiment.size]
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
@@ -63,24 +64,25 @@ def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> D
     else:
         places = [[str(path) for path in paths[k : k + 2]] for k in (0, 2)]
         stored = _idx_part(*paths[:2]), _idx_part(*paths[2:])
-    train, test = (_checked(part, entry, experiment.size, *where) for part, where in zip(stored, places, strict=True))
-    return Dataset(train, test, entry.classes)
+    train, test = (_checked(part, entry, experiment, *where) for part, where in zip(stored, places, strict=True))
+    return Dataset(train, test, _task(entry, experiment))
 
 
 def _idx_part(images: Path, labels: Path) -> Part:
     return Part(read_idx(images, 3), read_idx(labels, 1))
 
 
-def _digits(size: int) -> Dataset:
+def _digits(experiment: Experiment) -> Dataset:
     """Load the embedded digits: 1,797 hand-written ones, 8×8 pixels of 17 shades; 20 % are for testing."""
     arrays = read_npz(DIGITS)
-    x = resized(torch.from_numpy(arrays["images"]).float().div_(16).sub_(0.5).div_(0.5).unsqueeze(1), size)
+    x = resized(torch.from_numpy(arrays["images"]).float().div_(16).sub_(0.5).div_(0.5).unsqueeze(1), experiment.size)
     everything = Samples(x, torch.from_numpy(arrays["labels"]).long())
     forms = np.searchsorted(FORMS, np.arange(len(x)), side="right") - 1
     writers = np.array([f"writer {form:02d}" for form in forms])
     first, second = split_rows(arrays["labels"])
     whose = writers[first], writers[second]
-    return Dataset(everything.take(first), everything.take(second), CATALOGUE["digits"].classes, whose)
+    task = _task(CATALOGUE["digits"], experiment)
+    return Dataset(everything.take(first), everything.take(second), task, whose)
 
 
 def _medmnist(path: Path, entry: Entry, experiment: Experiment) -> Dataset:
@@ -93,18 +95,29 @@ def _medmnist(path: Path, entry: Entry, experiment: Experiment) -> Dataset:
         if missing:
             raise UserError(f"{path}: has no '{missing[0]}'; it holds {sorted(arrays)}")
         stored = Part(*(arrays[key] for key in keys))
-        parts[part] = _checked(stored, entry, experiment.size, *(f"{path}: {key}" for key in keys))
+        parts[part] = _checked(stored, entry, experiment, *(f"{path}: {key}" for key in keys))
+    task = _task(entry, experiment)
     if experiment.split == "official":
-        return Dataset(joined([parts["train"], parts["val"]], str(path)), parts["test"], entry.classes)
-    return Dataset(*split_by_class(joined(list(parts.values()), str(path))), entry.classes)
+        return Dataset(joined([parts["train"], parts["val"]], str(path)), parts["test"], task)
+    return Dataset(*split_by_stratum(joined(list(parts.values()), str(path)), task), task)
 
 
-def _checked(part: Part, entry: Entry, size: int, place: str, labels_place: str) -> Samples:
+def _task(entry: Entry, experiment: Experiment) -> Task:
+    """Return the task of a published dataset; raise if the experiment asks for one that its labels are not for."""
+    name = experiment.task or entry.tasks[0]
+    if name not in entry.tasks:
+        raise UserError(f"task = {name!r}: {experiment.dataset} is for {' or '.join(entry.tasks)}")
+    return task_named(name, ("grade",) if name == "regression" else entry.classes)
+
+
+def _checked(part: Part, entry: Entry, experiment: Experiment, place: str, labels_place: str) -> Samples:
     """Return samples; raise if images or labels are not as the catalogue says."""
     images, labels = part
     channels = {3: 1, 4: images.shape[-1]}.get(images.ndim)
     if images.dtype != "uint8" or channels != entry.channels or not images.size:
         what = "grey images" if entry.channels == 1 else "colour images"
         raise UserError(f"{place}: expected {what} of unsigned bytes, got {images.dtype} of shape {images.shape}")
-    labels = checked_labels(labels, len(images), place, labels_place, len(entry.classes))
-    return image_samples(Part(images, labels), size)
+    task = _task(entry, experiment)
+    samples = as_samples(images, labels, experiment.size, type(task), place, labels_place)
+    task.check(samples.y, labels_place)
+    return samples

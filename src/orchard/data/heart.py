@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from orchard.data.samples import SPLIT_SEED, Dataset, Samples
 from orchard.errors import UserError
 from orchard.randomness import generator
+from orchard.tasks.classification import Classification
 
 Reading = Literal["complete", "all"]
 Table = NDArray[np.float64]
@@ -53,7 +54,8 @@ def read_heart_disease(paths: Sequence[Path], reading: Reading, classes: tuple[s
     everything = Samples(torch.from_numpy(_features(rows, names)).float(), torch.from_numpy(labels))
     first, second = _split(owners, labels)
     whose = owners[first], owners[second]
-    return Dataset(everything.take(first), everything.take(second), classes, whose, is_table=True)
+    task = Classification(classes)
+    return Dataset(everything.take(first), everything.take(second), task, whose, is_table=True)
 
 
 def _read(path: Path) -> Table:

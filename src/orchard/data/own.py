@@ -14,16 +14,19 @@ from orchard.data.partitions import Column
 from orchard.data.readers import read_npz
 from orchard.data.samples import (
     Dataset,
+    Samples,
     as_samples,
     check_same_shape,
+    find_task,
     image_samples,
     joined,
-    numbered_classes,
-    split_by_class,
+    split_by_stratum,
     split_rows,
 )
 from orchard.errors import UserError
 from orchard.experiment import Experiment
+from orchard.tasks.classification import Classification
+from orchard.tasks.task import Task
 
 Arrays = Mapping[str, NDArray[Any]]
 Keys = Mapping[str, tuple[str, str]]
@@ -38,22 +41,29 @@ def own_arrays(path: Path, experiment: Experiment) -> Dataset:
     """Load an `.npz` with MedMNIST's keys or keys like `x_train` and `y_train`; `val` is added to `train`."""
     arrays = read_npz(path)
     keys = part_keys(arrays, path)
-    parts = {
-        part: as_samples(arrays[x], arrays[y], experiment.size, f"{path}: {x}", f"{path}: {y}")
-        for part, (x, y) in keys.items()
-    }
-    check_same_shape(list(parts.values()), str(path))
+    kind = find_task(experiment.task, [arrays[y] for _, y in keys.values()], str(path))
+    parts = samples_of_parts(arrays, keys, experiment.size, kind, path)
     training = [part for part in ("train", "val") if part in parts]
     train = joined([parts[part] for part in training], str(path))
-    classes = numbered_classes(torch.cat([samples.y for samples in parts.values()]))
+    task = kind.numbered(torch.cat([samples.y for samples in parts.values()]))
     column = experiment.partition.key if isinstance(experiment.partition, Column) else None
     owners = _owners(arrays, keys, column, path) if column is not None else {}
     whose = np.concatenate([owners[part] for part in training]) if owners else None
     if "test" in parts:
-        return Dataset(train, parts["test"], classes, None if whose is None else (whose, owners["test"]))
-    first, second = split_rows(train.y.numpy())
+        return Dataset(train, parts["test"], task, None if whose is None else (whose, owners["test"]))
+    first, second = split_rows(task.strata(train.y).numpy())
     split = None if whose is None else (whose[first], whose[second])
-    return Dataset(train.take(first), train.take(second), classes, split)
+    return Dataset(train.take(first), train.take(second), task, split)
+
+
+def samples_of_parts(arrays: Arrays, keys: Keys, size: int, task: type[Task], path: Path) -> dict[str, Samples]:
+    """Return the samples of each part; raise if they differ in shape."""
+    parts = {
+        part: as_samples(arrays[x], arrays[y], size, task, f"{path}: {x}", f"{path}: {y}")
+        for part, (x, y) in keys.items()
+    }
+    check_same_shape(list(parts.values()), str(path))
+    return parts
 
 
 def part_keys(arrays: Arrays, path: Path) -> Keys:
@@ -67,8 +77,11 @@ def part_keys(arrays: Arrays, path: Path) -> Keys:
                 raise UserError(f"{path}: has '{there[0]}' but no '{missing}'; it holds {sorted(arrays)}")
             if there:
                 found[part] = pair
+    if not found and "x" in arrays and "y" in arrays:
+        return {"train": ("x", "y")}
     if "train" not in found:
-        raise UserError(f"{path}: expected 'x_train' and 'y_train', or MedMNIST's keys; it holds {sorted(arrays)}")
+        expected = "'x' and 'y', 'x_train' and 'y_train', or MedMNIST's keys"
+        raise UserError(f"{path}: expected {expected}; it holds {sorted(arrays)}")
     return found
 
 
@@ -77,7 +90,8 @@ def _owners(arrays: Arrays, keys: Keys, key: str, path: Path) -> dict[str, NDArr
     taken = {name for pair in keys.values() for name in pair}
     columns: dict[str, NDArray[Any]] = {}
     for part, (x, _) in keys.items():
-        names = [name for name in (f"{key}_{part}", f"{part}_{key}") if name in arrays and name not in taken]
+        whole = [key] if x == "x" else []  # one array for all samples
+        names = [n for n in (f"{key}_{part}", f"{part}_{key}", *whole) if n in arrays and n not in taken]
         if not names:
             others = sorted(arrays.keys() - taken)
             raise UserError(
@@ -99,15 +113,15 @@ def _owners(arrays: Arrays, keys: Keys, key: str, path: Path) -> dict[str, NDArr
 def own_images(folder: Path, size: int) -> Dataset:
     """Load `train/<class>/…` and `test/<class>/…`; without a test part, split the data 80/20."""
     if folder_layout(folder) == "classes":
-        classes = class_names([folder])
-        everything = image_samples(read_class_folders(folder, classes, size), size)
-        return Dataset(*split_by_class(everything), classes)
+        task = Classification(class_names([folder]))
+        everything = image_samples(read_class_folders(folder, task.classes, size), size)
+        return Dataset(*split_by_stratum(everything, task), task)
     homes = {path.name: path for path in subfolders(folder)}
     strange = homes.keys() - set(PARTS)
     if strange:
         raise UserError(f"{folder}: expected only 'train', 'val' and 'test', not {sorted(strange)}")
-    classes = class_names(list(homes.values()))
-    stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
+    task = Classification(class_names(list(homes.values())))
+    stored = alike([read_class_folders(home, task.classes, size) for home in homes.values()])
     parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
     train = joined([parts[name] for name in ("train", "val") if name in parts], str(folder))
-    return Dataset(*((train, parts["test"]) if "test" in parts else split_by_class(train)), classes)
+    return Dataset(*((train, parts["test"]) if "test" in parts else split_by_stratum(train, task)), task)

@@ -1,4 +1,4 @@
-"""Convert arrays to samples: float32 inputs, images in [−1, 1] with channels first, labels 0 … C−1."""
+"""Convert arrays to samples: float32 inputs, images in [−1, 1] with channels first, targets as the task has them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from torch.nn import functional
 from orchard.data.readers import Part
 from orchard.errors import UserError
 from orchard.randomness import generator
+from orchard.tasks.registry import TASKS, suitable_task
+from orchard.tasks.task import Task
 
 SPLIT_SEED = 42
 """Splits datasets without a test part into training and test data; fixed, so that every run splits alike."""
-LARGEST_LABEL = 9_999
-"""A larger label is taken for a mistake in the data."""
 CHANNELS = (1, 3, 4)
 """Grey, colour, colour with transparency; an axis of such a length is taken for the channels."""
 SCALED_BYTES = (np.arange(256, dtype=np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
@@ -27,7 +27,7 @@ AT_ONCE = 1024
 
 
 class Samples(NamedTuple):
-    """Inputs and their labels."""
+    """Inputs and their targets."""
 
     x: Tensor
     y: Tensor
@@ -44,7 +44,7 @@ class Dataset:
 
     train: Samples
     test: Samples
-    classes: tuple[str, ...]
+    task: Task
     owners: tuple[NDArray[Any], NDArray[Any]] | None = None
     """The owners of the training and of the test samples, if they are known."""
     is_table: bool = False
@@ -58,13 +58,38 @@ def image_samples(part: Part, size: int) -> Samples:
     return Samples(_scaled_and_resized(pixels, size), torch.from_numpy(part.labels.reshape(-1).astype(np.int64)))
 
 
-def as_samples(x: NDArray[Any], y: NDArray[Any], size: int, place: str, labels_place: str | None = None) -> Samples:
+def find_task(named: str | None, targets: Sequence[NDArray[Any]], place: str) -> type[Task]:
+    """Return the task that is named, or that which all of a user's targets are obviously for."""
+    if named:
+        return TASKS[named]
+    shapes = {y.shape[1:] for y in targets if y.ndim}
+    if len(shapes) > 1:
+        raise UserError(f"{place}: targets differ in shape: {sorted(shapes)}")
+    return suitable_task(np.concatenate([np.atleast_1d(y) for y in targets]), place)
+
+
+def as_samples(
+    x: NDArray[Any], y: NDArray[Any], size: int, task: type[Task], place: str, targets_place: str | None = None
+) -> Samples:
     """Return samples made from a user's arrays, prepared as `ClientArrays` says; raise if they do not fit."""
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim < 2 or y.ndim < 1 or len(x) == 0:
-        raise UserError(f"{place}: expected samples and labels, got arrays of shape {x.shape} and {y.shape}")
-    labels = checked_labels(y, len(x), place, labels_place)
-    return Samples(as_inputs(x, size, place), torch.from_numpy(labels))
+        raise UserError(f"{place}: expected samples and targets, got arrays of shape {x.shape} and {y.shape}")
+    if len(x) != len(y):
+        where = f" in {targets_place}" if targets_place else ""
+        raise UserError(f"{place}: {len(x)} samples but {len(y)} {task.targets_are}{where}")
+    targets, inputs = task.targets(y, targets_place or place), as_inputs(x, size, place)
+    return Samples(inputs, _as_large(targets, inputs, x, place) if targets.dim() > 2 else targets)
+
+
+def _as_large(labels: Tensor, inputs: Tensor, x: NDArray[Any], place: str) -> Tensor:
+    """Return labels of pixels, resized as the images were."""
+    sides, dimensions = tuple(labels.shape[1:]), labels.dim() - 1
+    if sides not in (x.shape[1 : 1 + dimensions], x.shape[x.ndim - dimensions :]):
+        raise UserError(f"{place}: samples of shape {x.shape[1:]}, but labels of pixels of shape {sides}")
+    if sides == tuple(inputs.shape[2:]):
+        return labels
+    return functional.interpolate(labels[:, None].float(), size=inputs.shape[2:], mode="nearest-exact")[:, 0].long()
 
 
 def as_inputs(x: NDArray[Any], size: int, place: str) -> Tensor:
@@ -77,27 +102,6 @@ def as_inputs(x: NDArray[Any], size: int, place: str) -> Tensor:
     if np.issubdtype(x.dtype, np.floating):
         return _finite(channels_first(x, place), place)
     raise UserError(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
-
-
-def checked_labels(
-    y: NDArray[Any], samples: int, place: str, labels_place: str | None = None, classes: int | None = None
-) -> NDArray[np.int64]:
-    """Return the labels in one dimension; raise unless there is one class number for each sample."""
-    where = labels_place or place
-    labels = y.reshape(-1)
-    if samples != len(y):
-        raise UserError(f"{place}: {samples} samples but {len(y)} labels" + (f" in {where}" if labels_place else ""))
-    if len(labels) != len(y) or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"{where}: labels must be one whole number each, not {y.dtype} of shape {y.shape}")
-    if labels.min() < 0:
-        raise UserError(f"{where}: row {labels.argmin()}: label {labels.min()} is below 0")
-    if classes and labels.max() >= classes:
-        raise UserError(f"{where}: row {labels.argmax()}: label {labels.max()}, but there are {classes} classes from 0")
-    if labels.max() > LARGEST_LABEL:
-        raise UserError(
-            f"{where}: row {labels.argmax()}: label {labels.max()} is above {LARGEST_LABEL}, the largest allowed"
-        )
-    return labels.astype(np.int64)
 
 
 def channels_first(x: NDArray[Any], place: str) -> NDArray[Any]:
@@ -163,23 +167,18 @@ def joined(parts: Sequence[Samples], place: str) -> Samples:
     return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
-def split_by_class(samples: Samples) -> tuple[Samples, Samples]:
-    """Split 80/20 at random within every class; the training part is rounded up."""
-    first, second = split_rows(samples.y.numpy())
+def split_by_stratum(samples: Samples, task: Task) -> tuple[Samples, Samples]:
+    """Split 80/20 at random within every stratum, e.g. class; the training part is rounded up."""
+    first, second = split_rows(task.strata(samples.y).numpy())
     return samples.take(first), samples.take(second)
 
 
-def split_rows(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_rows(strata: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of both parts of such a split, each in order."""
     train, test = [], []
-    for k in np.unique(labels):
-        order = generator(SPLIT_SEED, "test", int(k)).permutation(np.flatnonzero(labels == k))
+    for k in np.unique(strata):
+        order = generator(SPLIT_SEED, "test", int(k)).permutation(np.flatnonzero(strata == k))
         end = -(-4 * len(order) // 5)
         train.append(order[:end])
         test.append(order[end:])
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
-
-
-def numbered_classes(labels: Tensor) -> tuple[str, ...]:
-    """Return the classes 0 … C−1, where C−1 is the largest label."""
-    return tuple(map(str, range(int(labels.max()) + 1)))

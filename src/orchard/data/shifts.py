@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchard.data.samples import Samples
+    from orchard.tasks.task import Task
 
 LABEL_STEP = 3
 BLUR = 5
@@ -55,20 +56,23 @@ def groups_of(clients: int, shift: ShiftSettings, seed: int) -> list[int]:
 
 
 def shift_samples(
-    samples: "Samples", shift: ShiftSettings, group: int, classes: int, draw: np.random.Generator
+    samples: "Samples", shift: ShiftSettings, group: int, task: "Task", draw: np.random.Generator
 ) -> "Samples":
     """Return a client's samples as its group has them."""
     x, y = samples
     if group == 0:
         return samples
     if shift.kind == "labels":
-        return type(samples)(x, (y + LABEL_STEP * group) % classes)
+        if task.name != "classification":
+            raise UserError(f"shift.kind = 'labels': needs a label for each sample, which {task.name} has not")
+        return type(samples)(x, (y + LABEL_STEP * group) % len(task.classes))
     if shift.kind == "invert":
         return type(samples)(-x, y)
     if x.dim() != 4:
         raise UserError(f"shift.kind = {shift.kind!r}: needs images, not samples of shape {tuple(x.shape[1:])}")
     if shift.kind == "rotate":
-        return type(samples)(x.rot90(group, (2, 3)).contiguous(), y)
+        turned = y.rot90(group, (1, 2)).contiguous() if y.dim() == 3 else y  # labels of pixels turn too
+        return type(samples)(x.rot90(group, (2, 3)).contiguous(), turned)
     return type(samples)(_blurred(x, group) if shift.kind == "blur" else _noisy(x, group, draw), y)
 
 

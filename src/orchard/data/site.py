@@ -6,27 +6,27 @@ from pathlib import Path
 from orchard.data.clients import FederatedData, client_of_samples, one_client
 from orchard.data.image_folders import alike, class_names, read_class_folders
 from orchard.data.layout import folder_layout, subfolders
-from orchard.data.own import PARTS, part_keys
+from orchard.data.own import PARTS, part_keys, samples_of_parts
 from orchard.data.readers import read_npz
-from orchard.data.samples import Samples, as_samples, check_same_shape, image_samples, split_by_class
+from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
 from orchard.errors import UserError
 from orchard.experiment import Experiment
+from orchard.tasks.task import Task
 
 
-def site_data(path: Path, name: str, index: int, classes: tuple[str, ...], experiment: Experiment) -> FederatedData:
+def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
     """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
-    parts = _images(path, classes, experiment.size) if path.is_dir() else _arrays(path, experiment.size)
-    check_same_shape(list(parts.values()), str(path))
-    train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_class(parts["train"])
-    return one_client(client_of_samples(name, index, experiment, train, parts.get("val"), test), classes)
+    parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
+    train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
+    return one_client(client_of_samples(name, index, experiment, task, train, parts.get("val"), test), task)
 
 
-def _arrays(path: Path, size: int) -> Mapping[str, Samples]:
+def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
     arrays = read_npz(path)
-    keys = part_keys(arrays, path)
-    return {
-        part: as_samples(arrays[x], arrays[y], size, f"{path}: {x}", f"{path}: {y}") for part, (x, y) in keys.items()
-    }
+    parts = samples_of_parts(arrays, part_keys(arrays, path), size, type(task), path)
+    for part in parts.values():
+        task.check(part.y, str(path))  # before anything is split by classes that there may not be
+    return parts
 
 
 def _images(folder: Path, classes: tuple[str, ...], size: int) -> Mapping[str, Samples]:
@@ -39,4 +39,6 @@ def _images(folder: Path, classes: tuple[str, ...], size: int) -> Mapping[str, S
     if unknown := sorted(set(class_names(list(homes.values()))) - set(classes)):
         raise UserError(f"{folder}: the class {unknown[0]!r} is none of those agreed upon: {', '.join(classes)}")
     stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
-    return {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
+    parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
+    check_same_shape(list(parts.values()), str(folder))
+    return parts

@@ -2,21 +2,27 @@
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchard.core.evaluation import Scores
 from orchard.data.catalogue import CATALOGUE
-from orchard.experiment import Experiment, to_toml
+from orchard.experiment import to_toml
 from orchard.export.trained_model import TrainedModel
 
 RULES = {
-    "best": "the round with the best mean test accuracy of all clients. It was chosen on test data, so its figures "
+    "best": "the round with the best mean test score of all clients. It was chosen on test data, so its figures "
     "are a little too good",
     "last": "the last round",
-    "validation": "the round with the best mean validation accuracy of all clients",
+    "validation": "the round with the best mean validation score of all clients",
 }
+OUTPUTS = {
+    "classification": "a score for each class; their softmax are probabilities. Classes, in order",
+    "multilabel": "a score for each finding; its sigmoid is a probability. Findings, in order",
+    "regression": "a standardised number for each target: prediction = mean + deviation·output. Targets, in order",
+    "segmentation": "a score for each class and pixel; the highest is the pixel's class. Classes, in order",
+}
+"""What the network's outputs mean, by task."""
 
 
 def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> str:
@@ -33,13 +39,13 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> s
             "",
             "## How good it is",
             "",
-            *_figures(trained.scores, trained.counts),
+            *_figures(trained),
             "",
             f"These are of round {about['round']} (counted from 0): {RULES[about['chosen']]}.",
             "",
             "## What it was trained on",
             "",
-            *_data(experiment, trained.classes, trained.counts),
+            *_data(trained),
             "",
             "## How it was trained",
             "",
@@ -62,21 +68,25 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> s
     )
 
 
-def _figures(scores: Scores, counts: Mapping[str, Sequence[int]]) -> list[str]:
-    lines = ["| on its own | samples | accuracy | balanced accuracy | AUROC |", "|---|---|---|---|---|"]
+def _figures(trained: TrainedModel) -> list[str]:
+    measures, scores = trained.task.measures, trained.scores
+    titles = " | ".join(measure.title for measure in measures.values())
+    lines = [f"| on its own | samples | {titles} |", f"|---|---|{'---|' * len(measures)}"]
     for part in ("test", "validation"):
-        values = ("not defined" if value is None else f"{value:.4f}" for value in getattr(scores, part))
-        lines.append(f"| {part} data | {sum(counts[part])} | {' | '.join(values)} |")
-    if any(value is None for value in (*scores.test, *scores.validation)):
-        lines += ["", "Balanced accuracy and AUROC compare classes, and are not defined where all samples are of one."]
+        values = (getattr(scores, part)[name] for name in measures)
+        texts = ("not defined" if value is None else f"{value:.4f}" for value in values)
+        lines.append(f"| {part} data | {trained.sizes[part]} | {' | '.join(texts)} |")
+    if None in (*scores.test.values(), *scores.validation.values()):
+        lines += ["", "A measure is not defined where the samples hold too little to compare, e.g. a single class."]
     return lines
 
 
-def _data(experiment: Experiment, classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
+def _data(trained: TrainedModel) -> list[str]:
+    experiment, counts = trained.experiment, trained.counts
     name = Path(experiment.dataset).name
-    lines = [f"`{name}`, partition `{experiment.partition.name}`. This client's samples, by class:", ""]
-    lines += ["| class | train | validation | test |", "|---|---|---|---|"]
-    for k, label in enumerate(classes):
+    lines = [f"`{name}`, partition `{experiment.partition.name}`. This client's {trained.task.counted}:", ""]
+    lines += ["| | train | validation | test |", "|---|---|---|---|"]
+    for k, label in enumerate(trained.task.classes):
         row = [str(counts[part][k]) for part in ("train", "validation", "test")]
         lines.append(f"| {_cell(label)} | {' | '.join(row)} |")
     entry = CATALOGUE.get(experiment.dataset)
@@ -96,14 +106,23 @@ def _use(about: Mapping[str, Any], file: Path) -> list[str]:
         f"- Input: a batch of samples of shape {shape}, {about['dtype']}.",
         "- Images: channels first, resized to that size (bilinear), pixels scaled from 0 … 255 to −1 … 1, "
         "i.e. (x/255 − 0.5)/0.5. Other arrays: as they were given for training.",
-        f"- Output: a score for each class; their softmax are probabilities. Classes, in order: {classes}.",
+        f"- Output: {OUTPUTS[about['task']]}: {classes}.",
+        *_scale(about),
         f"- Architecture: `{about['model']}`.",
     ]
 
 
+def _scale(about: Mapping[str, Any]) -> list[str]:
+    """Return the means and deviations of the targets, if the model predicts numbers."""
+    if about["scale"] is None:
+        return []
+    means, deviations = ([f"{value:.6g}" for value in values] for values in about["scale"])
+    return [f"- Mean: {', '.join(means)}. Deviation: {', '.join(deviations)}."]
+
+
 def _command(about: Mapping[str, Any], file: Path) -> str:
     if file.suffix == ".pt2":  # `orchard predict` does not load it, since it may hold pickles
-        return f"scores = torch.export.load({file.name!r}).module()(samples)"
+        return f"outputs = torch.export.load({file.name!r}).module()(samples)"
     own = f" --model {shlex.quote(about['model'])}" if file.suffix == ".safetensors" and ":" in about["model"] else ""
     channels, *sides = about["shape"]
     images = channels in (1, 3) and len(sides) == 2 and sides[0] == sides[1]

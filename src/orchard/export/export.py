@@ -37,7 +37,7 @@ def export_model(run: Path, client: str, to: Path, choice: Choice = "validation"
         federation=result.federation,
         client=held.clients[index],
         clients=len(held.clients),
-        classes=held.classes,
+        sizes={part: sizes[index] for part, sizes in held.samples.items()},
         counts={part: rows[index] for part, rows in held.counts.items()},
         scores=getattr(result.rounds[round], result.experiment.method.moment)[index],
         round=round,
@@ -124,7 +124,7 @@ def _as_onnx(module: nn.Module, example: Tensor, about: dict[str, Any]) -> bytes
             dynamo=True,
             dynamic_shapes=_ANY_BATCH,
             input_names=["samples"],
-            output_names=["scores"],
+            output_names=["outputs"],
             verbose=False,
         )
         assert program is not None  # noqa: S101 (only the old exporter returns nothing)

@@ -1,7 +1,7 @@
-"""Classify images or arrays with an exported model.
+"""Predict with an exported model, on images or arrays.
 
-Samples are prepared and evaluated exactly as during training, so on a client's test data the accuracy is the run's
-own figure. A file is treated as data, never as code: a `.safetensors` is loaded into a built-in network or one that
+Samples are prepared and evaluated exactly as during training, so on a client's test data the measures are the run's
+own figures. A file is treated as data, never as code: a `.safetensors` is loaded into a built-in network or one that
 the user names, and a `.pt2`, which may hold pickles, is not loaded.
 """
 
@@ -9,12 +9,10 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Literal, Self, TextIO
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -23,11 +21,13 @@ from orchard.core.models import MODELS, build
 from orchard.data.image_folders import read_images
 from orchard.data.layout import EXTENSIONS
 from orchard.data.readers import read_npz
-from orchard.data.samples import as_inputs, checked_labels
+from orchard.data.samples import as_inputs, as_samples
 from orchard.errors import UserError
 from orchard.export.export import ABOUT, all_tensors
 from orchard.export.trained_model import FORMAT
 from orchard.runs.files import Damaged, check_format, read_tensors
+from orchard.tasks.registry import task_named
+from orchard.tasks.task import Measures, Task
 from orchard.text import readable
 
 ARRAYS = (("x", "y"), ("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
@@ -35,13 +35,13 @@ ARRAYS = (("x", "y"), ("x_test", "y_test"), ("test_images", "test_labels"), ("im
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Predictor:
     """An exported model, ready to use."""
 
-    classes: list[str]
+    task: Task
     shape: tuple[int, ...]
-    scores: Callable[[Tensor], Tensor]
-    """Maps a batch of prepared samples to a score per class."""
+    outputs: Callable[[Tensor], Tensor]
+    """Maps a batch of prepared samples to the network's outputs."""
 
 
 class Versioned(BaseModel):
@@ -55,19 +55,33 @@ class About(Versioned):
 
     model: str
     shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    task: Literal["classification", "multilabel", "regression", "segmentation"] = "classification"
     classes: list[str] = Field(min_length=1)
+    scale: list[list[float]] | None = None
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> Self:
+        """Raise unless a regression, and nothing else, has a mean and a deviation for each target."""
+        sizes = [len(values) for values in self.scale or []]
+        if sizes != ([len(self.classes)] * 2 if self.task == "regression" else []):
+            raise ValueError("scale: expected the means and deviations of a regression's targets")
+        return self
+
+    def predicted(self) -> Task:
+        """Return the task."""
+        return task_named(self.task, self.classes, self.scale)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples with their names, and their labels if known."""
+    """Samples with their names, and their targets if known."""
 
     names: list[str]
     x: Tensor
-    labels: NDArray[np.int64] | None = None
+    y: Tensor | None = None
 
 
-def load_classifier(file: Path, model: str | None = None) -> Classifier:
+def load_predictor(file: Path, model: str | None = None) -> Predictor:
     """Load an exported model; `model` names the factory of a network of your own."""
     if not file.is_file():
         raise UserError(f"{file}: no such file")
@@ -82,23 +96,23 @@ def load_classifier(file: Path, model: str | None = None) -> Classifier:
     raise UserError(f"{file}: expected a model exported as .safetensors or .onnx")
 
 
-def _from_safetensors(file: Path, model: str | None) -> Classifier:
+def _from_safetensors(file: Path, model: str | None) -> Predictor:
     try:
         with safe_open(file, "pt") as opened:
             about = _about((opened.metadata() or {}).get(ABOUT), file)
         tensors = read_tensors(file)
     except (SafetensorError, OSError, Damaged) as error:
         raise UserError(f"{file}: cannot be read: {error}") from None
-    if model is None and about["model"] not in MODELS:
+    if model is None and about.model not in MODELS:
         raise UserError(
-            f"{file}: its network is {about['model']!r}; since a file may not choose what code runs, "
-            f"name it yourself: --model {about['model']}"
+            f"{file}: its network is {about.model!r}; since a file may not choose what code runs, "
+            f"name it yourself: --model {about.model}"
         )
-    name, shape = model or about["model"], tuple(about["shape"])
+    name, shape, task = model or about.model, tuple(about.shape), about.predicted()
     try:
         if name in MODELS:
-            _check_shapes(MODELS[name], shape, len(about["classes"]), tensors)
-        module = build(name, shape, len(about["classes"]), seed=0).eval()
+            _check_shapes(MODELS[name], shape, len(task.classes), tensors)
+        module = build(name, shape, task, seed=0).eval()
         beside = {key: buffer for key, buffer in all_tensors(module).items() if key not in module.state_dict()}
         module.load_state_dict({key: tensor for key, tensor in tensors.items() if key not in beside})
         for key, buffer in beside.items():
@@ -106,7 +120,7 @@ def _from_safetensors(file: Path, model: str | None) -> Classifier:
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
     dtype = next(p.dtype for p in module.parameters())
-    return Classifier(about["classes"], shape, torch.inference_mode()(lambda x: module(x.to(dtype))))
+    return Predictor(task, shape, torch.inference_mode()(lambda x: module(x.to(dtype))))
 
 
 def _check_shapes(
@@ -119,7 +133,7 @@ def _check_shapes(
         raise ValueError("the names or shapes of its tensors are others")
 
 
-def _from_onnx(file: Path) -> Classifier:
+def _from_onnx(file: Path) -> Predictor:
     try:
         import onnxruntime
     except ImportError:
@@ -129,25 +143,27 @@ def _from_onnx(file: Path) -> Classifier:
     except Exception as error:  # its errors have no common class
         raise UserError(f"{file}: cannot be read: {error}") from None
     about = _about(session.get_modelmeta().custom_metadata_map.get(ABOUT), file)
-    shape, taken = tuple(about["shape"]), session.get_inputs()[0]
+    shape, task, taken = tuple(about.shape), about.predicted(), session.get_inputs()[0]
     dtype = torch.float64 if taken.type == "tensor(double)" else torch.float32
 
-    def scores(batch: Tensor) -> Tensor:
+    def outputs(batch: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {taken.name: batch.to(dtype).numpy()})[0])
 
     try:
-        fits = scores(torch.zeros(2, *shape)).shape == (2, len(about["classes"]))
+        fits = outputs(torch.zeros(2, *shape)).shape == (2, *task.output_shape(shape))
     except Exception:
         fits = False
     if not fits:
         raise UserError(f"{file}: does not take samples or know classes as it says of itself")
-    return Classifier(about["classes"], shape, scores)
+    return Predictor(task, shape, outputs)
 
 
-def _about(text: str | None, file: Path) -> dict[str, Any]:
+def _about(text: str | None, file: Path) -> About:
     try:
-        check_format(Versioned.model_validate_json(text or "").format, FORMAT, "model", file)
-        return About.model_validate_json(text or "").model_dump()
+        found = Versioned.model_validate_json(text or "").format
+        if found != 1:  # which does not name the task: it was classification
+            check_format(found, FORMAT, "model", file)
+        return About.model_validate_json(text or "")
     except ValidationError:
         raise UserError(f"{file}: was not exported by Orchard: it does not say what its classes are") from None
 
@@ -155,16 +171,16 @@ def _about(text: str | None, file: Path) -> dict[str, Any]:
 # --- Samples ---
 
 
-def batches(paths: Sequence[Path], classifier: Classifier) -> Iterator[Batch]:
+def batches(paths: Sequence[Path], predictor: Predictor) -> Iterator[Batch]:
     """Yield prepared samples in batches, from `.npz` files, images and folders of images."""
     files = [file for path in paths for file in _files(path)]
     for file in files:
         if file.suffix.lower() == ".npz":
-            yield from _from_npz(file, classifier)
-    channels, *sides = classifier.shape if len(classifier.shape) == 3 else (0, 0)
+            yield from _from_npz(file, predictor)
+    channels, *sides = predictor.shape if len(predictor.shape) == 3 else (0, 0)
     images = [file for file in files if file.suffix.lower() != ".npz"]
     if images and (channels not in (1, 3) or len(set(sides)) != 1):
-        raise UserError(f"{images[0]}: this model takes samples of shape {classifier.shape}; give them in an .npz")
+        raise UserError(f"{images[0]}: this model takes samples of shape {predictor.shape}; give them in an .npz")
     for start in range(0, len(images), EVALUATION_BATCH):
         some = images[start : start + EVALUATION_BATCH]
         pixels = read_images(some, sides[0], channels)
@@ -182,43 +198,41 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _from_npz(file: Path, classifier: Classifier) -> Iterator[Batch]:
+def _from_npz(file: Path, predictor: Predictor) -> Iterator[Batch]:
     arrays = read_npz(file)
     found = next((pair for pair in ARRAYS if pair[0] in arrays), None)
     if found is None:
         known = ", ".join(f"'{x}'" for x, _ in ARRAYS)
         raise UserError(f"{file}: expected samples as one of {known}; it holds {sorted(arrays)}")
-    x = as_inputs(arrays[found[0]], classifier.shape[-1], f"{file}: {found[0]}")
-    if tuple(x.shape[1:]) != classifier.shape:
-        raise UserError(
-            f"{file}: {found[0]}: samples of shape {tuple(x.shape[1:])}; the model takes {classifier.shape}"
-        )
-    labels = None
+    place, targets_place = (f"{file}: {name}" for name in found)
     if found[1] in arrays:
-        place = f"{file}: {found[1]}"
-        labels = checked_labels(arrays[found[1]], len(x), f"{file}: {found[0]}", place, len(classifier.classes))
+        (given, targets), size = (arrays[name] for name in found), predictor.shape[-1]
+        x, y = as_samples(given, targets, size, type(predictor.task), place, targets_place)
+        predictor.task.check(y, targets_place)
+    else:
+        x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place), None
+    if tuple(x.shape[1:]) != predictor.shape:
+        raise UserError(f"{place}: samples of shape {tuple(x.shape[1:])}; the model takes {predictor.shape}")
     for start in range(0, len(x), EVALUATION_BATCH):
         part = slice(start, start + EVALUATION_BATCH)
         names = [f"{readable(str(file))}:{k}" for k in range(start, min(part.stop, len(x)))]
-        yield Batch(names, x[part], None if labels is None else labels[part])
+        yield Batch(names, x[part], None if y is None else y[part])
 
 
-# --- Classifying ---
+# --- Predicting ---
 
 
-def classify(classifier: Classifier, samples: Iterator[Batch], to: TextIO) -> tuple[int, float | None]:
-    """Write a line of CSV per sample; return the number of samples, and the accuracy if labels are known."""
-    writer = csv.writer(to, lineterminator="\n")
-    writer.writerow(["sample", "predicted", "label", *(f"p({name})" for name in classifier.classes)])
-    count = labelled = right = 0
+def predict(predictor: Predictor, samples: Iterator[Batch], to: TextIO) -> tuple[int, Measures | None]:
+    """Write a line of CSV per sample; return the number of samples, and the measures if their targets are known."""
+    writer, task = csv.writer(to, lineterminator="\n"), predictor.task
+    writer.writerow(["sample", *task.headings()])
+    count, known = 0, list[tuple[Tensor, Tensor]]()
     for batch in samples:
-        scores = classifier.scores(batch.x)
-        predicted = scores.argmax(1).tolist()
-        labels = [None] * len(predicted) if batch.labels is None else batch.labels.tolist()
-        for name, k, label, row in zip(batch.names, predicted, labels, scores.softmax(1).tolist(), strict=True):
-            known = "" if label is None else classifier.classes[label]
-            writer.writerow([name, classifier.classes[k], known, *(f"{p:.6g}" for p in row)])
-            labelled += label is not None
-            right += label == k
-        count += len(predicted)
-    return count, right / labelled if labelled else None
+        outputs = predictor.outputs(batch.x)
+        for name, row in zip(batch.names, task.predictions(outputs, batch.y), strict=True):
+            writer.writerow([name, *row])
+        if batch.y is not None:
+            known.append((outputs, batch.y))
+        count += len(outputs)
+    measured = task.measure(*(torch.cat(parts) for parts in zip(*known, strict=True))) if known else None
+    return count, measured

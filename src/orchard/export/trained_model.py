@@ -13,11 +13,12 @@ from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.experiment import Experiment
 from orchard.runs.result import module_of
+from orchard.tasks.task import Task
 
-FORMAT = 1
+FORMAT = 2
 """The format of an exported file's metadata."""
 Choice = Literal["best", "last", "validation"]
-"""Which round's model: the best by mean test accuracy, the last, or the best by mean validation accuracy."""
+"""Which round's model: the best by mean test score, the last, or the best by mean validation score."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,19 @@ class TrainedModel:
     client: str
     clients: int
     """How many clients trained together."""
-    classes: Sequence[str]
+    sizes: Mapping[str, int]
+    """The client's number of samples, by part: train, validation, test."""
     counts: Mapping[str, Sequence[int]]
-    """The client's number of samples per class, by part: train, validation, test."""
+    """How many of them hold each class, by part."""
     scores: Scores
     round: int
     choice: Choice
     model: Model
+
+    @property
+    def task(self) -> Task:
+        """What the model predicts."""
+        return self.federation.task
 
     @property
     def experiment(self) -> Experiment:
@@ -54,7 +61,9 @@ class TrainedModel:
             "model": experiment.model_dump(mode="json")["model"],
             "dtype": str(self.model[0].dtype).removeprefix("torch."),
             "shape": list(self.federation.shape),
-            "classes": list(self.classes),
+            "task": self.task.name,
+            "classes": list(self.task.classes),
+            "scale": self.task.scale(),
             "client": self.client,
             "method": experiment.method.name,
             "dataset": Path(experiment.dataset).name,

@@ -11,7 +11,7 @@ from orchard.lazy import attribute
 
 if TYPE_CHECKING:
     from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
-    from orchard.core.evaluation import Scores, class_scores, mean_loss
+    from orchard.core.evaluation import Scores, mean_loss, outputs_of
     from orchard.core.federation import Federation
     from orchard.core.training import (
         ClientContext,
@@ -60,12 +60,12 @@ __all__ = [
     "check_budget",
     "check_convergence",
     "check_finite",
-    "class_scores",
     "generator",
     "gradient",
     "local_sgd",
     "mean_loss",
     "method_settings",
+    "outputs_of",
     "pull",
     "run_epochs",
     "weighted_mean",
@@ -73,7 +73,7 @@ __all__ = [
 
 _HOMES = {
     "orchard.core.contract": ("Client", "Diagnostics", "Download", "Server", "Vectors"),
-    "orchard.core.evaluation": ("Scores", "class_scores", "mean_loss"),
+    "orchard.core.evaluation": ("Scores", "mean_loss", "outputs_of"),
     "orchard.core.federation": ("Federation",),
     "orchard.core.training": (
         "ClientContext",

@@ -90,7 +90,7 @@ class GraftClient(Client):
     round_keys = ("start",)
 
     def __init__(self, settings: Graft, index: int, federation: Federation) -> None:
-        self.settings, self.index, self.classes = settings, index, federation.classes
+        self.settings, self.index = settings, index
         self.core = self.model = self.start = federation.initial_model()
         self.lowest = math.inf
         self.itself = torch.eye(federation.clients).to(self.core)[index]
@@ -119,8 +119,8 @@ class GraftClient(Client):
         if loss < self.lowest:
             self.lowest = loss
             return 0.0
-        guess = guess_loss(context.data.train.y, self.classes)
-        return min(1.0, mean_loss(context.network, self.core, samples) / guess)
+        guess = context.network.task.guess_loss(context.data.train.y)
+        return min(1.0, mean_loss(context.network, self.core, samples) / guess) if guess else 0.0
 
     def train(self, context: ClientContext, round: int) -> float:
         """Train the core."""
@@ -197,9 +197,3 @@ def fit_samples(context: ClientContext) -> "Samples":
     """Return the training samples that losses are compared on: all, or evenly spaced ones."""
     train = context.data.train
     return train.take(np.arange(0, len(train.y), -(-len(train.y) // FIT_SAMPLES)))
-
-
-def guess_loss(y: Tensor, classes: int) -> float:
-    """Return F⁰, the loss of guessing by the frequency of labels, with one more sample of every class."""
-    counts = torch.bincount(y.cpu(), minlength=classes).double()
-    return float(-(counts / len(y)) @ ((counts + 1) / (len(y) + classes)).log())

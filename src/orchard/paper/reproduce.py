@@ -196,9 +196,9 @@ def _run(seed: int, run: Measured) -> Run:
     figures = run.figures
     return Run(
         seed=seed,
-        bmcta=figures.best.accuracy,
-        last=figures.last.accuracy,
-        validation_selected=figures.validation_selected.accuracy,
+        bmcta=figures.best.score,
+        last=figures.last.score,
+        validation_selected=figures.validation_selected.score,
         seconds=round(run.result.seconds),
         curve=[round(accuracy, 5) for accuracy in run.curve],
         results_version=run.folder.read("environment.json").get("results_version"),

@@ -33,7 +33,7 @@ class Relationships:
 
 @dataclass(frozen=True)
 class RunView:
-    """What is shown of one run of one method; accuracies are shares, None where there is none (yet)."""
+    """What is shown of one run of one method; None where there is no figure (yet)."""
 
     label: str
     method: str
@@ -43,17 +43,17 @@ class RunView:
     planned: int
     loss: list[float | None]
     """By round, the mean over all training samples of all clients."""
-    accuracy: list[list[float | None]]
+    scores: list[list[float | None]]
     """On the test parts: rounds × clients."""
     best: RoundFigures | None
     last: RoundFigures | None
     validation: RoundFigures | None
     clients: list[float | None]
-    """Each client's accuracy in the round with the best mean."""
+    """Each client's score in the round with the best mean."""
     gains: list[float | None] | None
     """Each client's gain over training alone; None if no run trained alone."""
     alone: float | None
-    """The best mean accuracy of training alone."""
+    """The best mean score of training alone."""
     helpers: list[str | None]
     """Who helps each client most after the last round."""
     relationships: Relationships | None
@@ -82,7 +82,7 @@ def content_of(folders: Sequence[RunFolder], *, live: bool = False) -> Content:
     for folder, result in zip(folders, results, strict=True):
         if result.distribution != results[0].distribution:
             raise UserError(f"{folder.path}: is on other data than {folders[0].path}; show them one by one")
-        if not live and np.isnan(result.accuracy()).all():
+        if not live and np.isnan(result.scores()).all():
             raise UserError(f"{folder.path}: no round has been measured yet; orchard watch shows it while it goes on")
     entries: list[Entry] = [(folder, result, None) for folder, result in zip(folders, results, strict=True)]
     entries += _given_by_others(entries)
@@ -150,7 +150,7 @@ def _shown(label: str, folder: RunFolder, result: Result, given: str | None, cel
         state=folder.state(),
         planned=experiment.rounds,
         loss=_loss(result),
-        accuracy=_plain(result.accuracy("test", moment), 5),
+        scores=_plain(result.scores("test", moment), 5),
         **_selected(figures),
         clients=_plain(np.array(figures.clients), 5) if figures else [None] * result.federation.clients,
         gains=None,
@@ -169,7 +169,7 @@ def _shown(label: str, folder: RunFolder, result: Result, given: str | None, cel
 def _selected(figures: Figures | None) -> dict[str, RoundFigures | None]:
     """Return the best, the last and the validation round; None where some client's figure is missing."""
     chosen = (figures.best, figures.last, figures.validation_selected) if figures else (None, None, None)
-    whole = [one if one and not np.isnan(one.accuracy) else None for one in chosen]
+    whole = [one if one and not np.isnan(one.score) else None for one in chosen]
     return dict(zip(("best", "last", "validation"), whole, strict=True))
 
 
@@ -198,7 +198,7 @@ def _beside_alone(run: RunView, runs: Sequence[RunView]) -> RunView:
     alone = next((other for other in separate_runs if other.seed == run.seed), separate_runs[0])
     pairs = zip(run.clients, alone.clients, strict=True)
     gains = [None if mine is None or theirs is None else round(mine - theirs, 5) for mine, theirs in pairs]
-    return replace(run, gains=gains, alone=alone.best.accuracy if alone.best else None)
+    return replace(run, gains=gains, alone=alone.best.score if alone.best else None)
 
 
 def _plain(array: NDArray[np.float64], digits: int) -> Any:

@@ -58,7 +58,7 @@ function buildClients() {
 }
 
 function buildModes() {
-  for (const [text, gains] of [["accuracy", false], ["gain over training alone", true]]) {
+  for (const [text, gains] of [[data.score.title, false], ["gain over training alone", true]]) {
     const label = element("label", {}, byId("modes"));
     const button = element("input", { type: "radio", name: "mode" }, label);
     button.checked = gains === chosen.gains;

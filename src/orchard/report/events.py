@@ -50,13 +50,14 @@ class EventWriter:
 
 def _write_round(writer: "SummaryWriter", result: Result, r: int) -> None:
     """Write one round; its step in TensorBoard is the number of finished rounds."""
-    accuracy, loss = result.accuracy()[r], np.array(result.rounds[r].loss, dtype=np.float64)
-    for name, values in (("test accuracy", accuracy), ("training loss", loss)):
+    scores, loss = result.scores()[r], np.array(result.rounds[r].loss, dtype=np.float64)
+    title = result.task.measures[result.task.score].title
+    for name, values in ((f"test {title}", scores), ("training loss", loss)):
         for client, value in zip(result.distribution.clients, values, strict=True):
             if not np.isnan(value):
                 writer.add_scalar(f"{name}/{client}", value, r + 1)
-    if not np.isnan(accuracy).any():
-        writer.add_scalar("mean test accuracy", accuracy.mean(), r + 1)
+    if not np.isnan(scores).any():
+        writer.add_scalar(f"mean test {title}", scores.mean(), r + 1)
     _write_relationships(writer, result, r + 1)
 
 

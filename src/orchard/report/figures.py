@@ -1,4 +1,4 @@
-"""Draw the paper's figures for the user's runs: convergence, accuracy by client, relationships, data distribution."""
+"""Draw the paper's figures for the user's runs: convergence, scores by client, relationships, data distribution."""
 
 import re
 import warnings
@@ -14,11 +14,14 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
 
 from orchard.errors import UserError
 from orchard.report.content import Content, Relationships, RunView, content_of
 from orchard.report.distribution import draw_distribution, fonts
+from orchard.report.story import score_of
 from orchard.runs.folder import RunFolder
+from orchard.runs.result import mean_over_clients
 from orchard.text import shortened
 
 WIDTH = 7.0
@@ -107,26 +110,26 @@ def _looks(count: int) -> Iterator[dict[str, Any]]:
 
 
 def _convergence(content: Content) -> Figure:
-    """Draw training loss and test accuracy against rounds, as the paper does; the band spans the clients."""
+    """Draw training loss and test score against rounds, as the paper does; the band spans the clients."""
     figure = Figure(figsize=(WIDTH, PANEL + 0.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     for run, style in zip(content.runs, _styles(content.runs), strict=True):
-        accuracy = np.array(run.accuracy, dtype=np.float64)
-        rounds = np.arange(1, len(accuracy) + 1)
+        scores = np.array(run.scores, dtype=np.float64)
+        rounds, means = np.arange(1, len(scores) + 1), mean_over_clients(scores)
         every = max(1, len(rounds) // 8)
         left.plot(rounds, np.array(run.loss, dtype=np.float64), label=run.label, markevery=every, **style)
-        right.plot(rounds, accuracy.mean(axis=1), markevery=every, **style)
+        right.plot(rounds, means, markevery=every, **style)
         if len(content.runs) <= BANDS_SHOWN:
-            low, high = accuracy.min(axis=1), accuracy.max(axis=1)
+            low, high = (np.where(np.isnan(means), np.nan, edge(scores)) for edge in (_lowest, _highest))
             right.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
     _name(left, "round", "training loss")
-    _name(right, "round", "mean client test accuracy")
-    right.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    _name(right, "round", f"mean client test {score_of(content).title}")
+    _in_percent(right, content)
     return _with_legend(figure, left)
 
 
 def _clients(content: Content) -> Figure:
-    """Draw each client's test accuracy as bars, method by method, as the paper does."""
+    """Draw each client's test score as bars, method by method, as the paper does."""
     names, runs = content.distribution.clients, content.runs
     width = max(WIDTH, 0.07 * len(names) * len(runs))
     figure = Figure(figsize=(width, PANEL + 0.3), layout="constrained")
@@ -137,11 +140,12 @@ def _clients(content: Content) -> Figure:
         values = np.array(run.clients, dtype=np.float64)
         axes.bar(places + offset, values, bar, color=style["color"], label=run.label, edgecolor="white", linewidth=0.3)
     lowest = np.nanmin([np.array(run.clients, dtype=np.float64) for run in runs])
-    axes.set_ylim(max(0, lowest - 0.1 * (1 - lowest) - 0.02), 1)  # the differences are near the top
+    bottom = lowest - 0.1 * (1 - lowest) - 0.02  # the differences are near the top
+    axes.set_ylim(max(0, bottom) if lowest >= 0 else bottom, 1)
     axes.set_xticks(places, [shortened(name, 18) for name in names], rotation=30 if len(names) > 8 else 0)
-    _name(axes, "", "test accuracy")
+    _name(axes, "", f"test {score_of(content).title}")
     axes.grid(visible=False, axis="x")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    _in_percent(axes, content)
     return _with_legend(figure, axes)
 
 
@@ -167,6 +171,21 @@ def _relationships(content: Content, relationships: Relationships) -> Figure:
         axes.tick_params(labelbottom=True)
     figure.supxlabel("round", fontsize=8)
     return _with_legend(figure, panels[0])
+
+
+def _in_percent(axes: Axes, content: Content) -> None:
+    if score_of(content).percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+
+
+def _lowest(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    lowest: NDArray[np.float64] = np.fmin.reduce(scores, axis=1)  # ignores NaN
+    return lowest
+
+
+def _highest(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    highest: NDArray[np.float64] = np.fmax.reduce(scores, axis=1)
+    return highest
 
 
 def _name(axes: Axes, x: str, y: str) -> None:

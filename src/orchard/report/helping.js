@@ -79,7 +79,7 @@ function drawGraph(run) {
     label: "Who helps whom",
     names: data.clients,
     weights: run.relationships.matrices[step],
-    sizes: data.counts.map((row) => row.reduce((a, b) => a + b, 0)),
+    sizes: data.sizes,
     chosen: chosen.client,
     valueText: weight,
     choose: chooseClient,

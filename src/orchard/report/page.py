@@ -12,11 +12,23 @@ from string import Template
 from typing import Any
 
 from orchard import __version__
+from orchard.data.clients import DataDistribution
 from orchard.errors import UserError
 from orchard.report.content import Content, content_of
 from orchard.report.story import overview, story
 from orchard.runs.folder import RunFolder
 
+MEANINGS = {
+    "classification": "Accuracy is the share of a client's own test cases that its model gets right. BMCTA is the best "
+    "mean client test accuracy: the mean over clients at its best round.",
+    "multilabel": "AUROC is the chance that a test case with a finding gets a higher score than one without, mean over "
+    "findings: 0.5 is guessing, 1 is perfect.",
+    "regression": "R² is the share of the variance of a client's own test targets that its model explains: 1 is "
+    "perfect, 0 as good as always naming their mean, below 0 worse.",
+    "segmentation": "Dice is the overlap of the regions that a client's model outlines with the true ones, mean over "
+    "classes but for the background.",
+}
+"""What a task's score is, for people who do not train networks."""
 SCRIPTS = ("charts.js", "matrices.js", "report.js", "helping.js", "controls.js")
 
 
@@ -36,8 +48,22 @@ def page_data(content: Content) -> dict[str, Any]:
         "clients": content.distribution.clients,
         "classes": content.distribution.classes,
         "counts": content.distribution.totals().tolist(),
+        "sizes": content.distribution.sizes().tolist(),
+        "score": score_data(content.distribution),
         "overview": overview(content),
         "runs": [{**asdict(run), "story": story(content, run)} for run in content.runs],
+    }
+
+
+def score_data(distribution: DataDistribution) -> dict[str, Any]:
+    """Return what the task's score is called, what it means, and whether it is read in percent."""
+    task = distribution.predicted()
+    score = task.measures[task.score]
+    return {
+        "title": score.title,
+        "best": score.best_mean(),
+        "percent": score.percent,
+        "meaning": MEANINGS[task.name],
     }
 
 

@@ -7,16 +7,28 @@ let data = JSON.parse(byId("data").textContent);
 // Everything the reader can choose. New data leave it alone. `step` is null while the slider follows the last round.
 const chosen = { run: null, client: 0, step: null, hiddenRuns: new Set(), hiddenClients: new Set(), gains: false };
 
+// A task's score: a share that is read in percent (accuracy, Dice), or a plain number (AUROC, R²).
+const scoreText = (value, digits = 1) => {
+  if (value === null || value === undefined) return "–";
+  return data.score.percent ? percent(value, digits) : weight(value, digits + 2);
+};
+const axisText = (value) => (data.score.percent ? `${+(100 * value).toFixed(2)} %` : String(+value.toPrecision(3)));
+const gainText = (gain) => {
+  if (gain === null || data.score.percent) return points(gain);
+  return `${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(3)}`;
+};
 const percent = (share, digits = 1) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`);
 const points = (gain) => (gain === null ? "–" : `${gain < 0 ? "−" : "+"}${Math.abs(100 * gain).toFixed(1)}`);
 const megabytes = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toPrecision(3)} GB` : `${+(bytes / 1e6).toPrecision(3)} MB`);
 const weight = (value, digits = 2) => (value <= -0.5 * 10 ** -digits ? "−" : "") + Math.abs(value).toFixed(digits);
-const accuracyOf = (selected) => (selected ? selected.accuracy : null);
-const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-const whole = (row) => row.every((value) => value !== null);
+const scoreOf = (selected) => (selected ? selected.score : null);
+const known = (row) => row.filter((value) => value !== null);
+const mean = (row) => known(row).reduce((a, b) => a + b, 0) / known(row).length;
+// A client whose score is never defined does not keep the others' mean from being shown.
+const whole = (run, row) => known(row).length > 0 && row.every((value, i) => value !== null || run.clients[i] === null);
 
 const focus = () => data.runs.find((run) => run.label === chosen.run) || bestRun();
-const bestRun = () => data.runs.reduce((a, b) => ((accuracyOf(b.best) ?? -1) > (accuracyOf(a.best) ?? -1) ? b : a));
+const bestRun = () => data.runs.reduce((a, b) => ((scoreOf(b.best) ?? -Infinity) > (scoreOf(a.best) ?? -Infinity) ? b : a));
 const visibleRuns = () => data.runs.filter((run) => !chosen.hiddenRuns.has(run.label));
 
 function styleOfRun(run) {
@@ -34,6 +46,8 @@ function related() {
 
 function drawHeader() {
   byId("title").textContent = data.title;
+  byId("score-meaning").textContent = data.score.meaning;
+  byId("score-title").textContent = `Test ${data.score.title}`;
   byId("story").replaceChildren();
   for (const sentences of [data.overview, focus().story]) if (sentences.length) element("p", {}, byId("story"), sentences.join(" "));
   drawTiles();
@@ -42,12 +56,14 @@ function drawHeader() {
 
 function drawTiles() {
   const run = focus();
-  const tiles = [[percent(accuracyOf(run.best)), "right on average, at the best round"]];
-  if (run.alone !== null && run.best) tiles.push([`${points(run.best.accuracy - run.alone)} points`, "over training alone, on average"]);
+  const name = data.score.title === "accuracy" ? "right on average, at the best round" : `${data.score.title} on average, at the best round`;
+  const unit = data.score.percent ? " points" : "";
+  const tiles = [[scoreText(scoreOf(run.best)), name]];
+  if (run.alone !== null && run.best) tiles.push([`${gainText(run.best.score - run.alone)}${unit}`, "over training alone, on average"]);
   const low = run.clients.reduce((at, value, i) => (value !== null && (at < 0 || value < run.clients[at]) ? i : at), -1);
-  if (low >= 0) tiles.push([percent(run.clients[low]), `for the worst-off, ${shortened(data.clients[low], 40)}`]);
+  if (low >= 0) tiles.push([scoreText(run.clients[low]), `for the worst-off, ${shortened(data.clients[low], 40)}`]);
   tiles.push([String(data.clients.length), data.clients.length > 1 ? "clients" : "client"]);
-  tiles.push([`${run.accuracy.length}${run.accuracy.length < run.planned ? ` of ${run.planned}` : ""}`, `rounds in ${duration(run.seconds)}`]);
+  tiles.push([`${run.scores.length}${run.scores.length < run.planned ? ` of ${run.planned}` : ""}`, `rounds in ${duration(run.seconds)}`]);
   byId("tiles").replaceChildren();
   for (const [value, name] of tiles) {
     const tile = element("div", {}, byId("tiles"));
@@ -64,21 +80,21 @@ function duration(seconds) {
 function drawHeadline() {
   const table = byId("headline");
   const hasAlone = data.runs.some((run) => run.gains);
-  const names = ["Method", "BMCTA", "Last round", "Chosen by validation", "Worst client"];
+  const names = ["Method", data.score.best, "Last round", "Chosen by validation", "Worst client"];
   if (hasAlone) names.push("Worse than alone");
   names.push("Sent by a client a round", "Received", "Time");
   table.replaceChildren();
   const head = element("tr", {}, element("thead", {}, table));
   for (const name of names) element("th", { scope: "col" }, head, name);
   const body = element("tbody", {}, table);
-  const top = accuracyOf(bestRun().best);
+  const top = scoreOf(bestRun().best);
   for (const run of data.runs) {
     const row = element("tr", run === focus() && data.runs.length > 1 ? { class: "chosen" } : {}, body);
     element("th", { scope: "row" }, row, run.label);
-    element("td", accuracyOf(run.best) === top ? { class: "best" } : {}, row, percent(accuracyOf(run.best), 2));
-    const known = run.clients.filter((value) => value !== null);
-    for (const value of [accuracyOf(run.last), accuracyOf(run.validation), known.length ? Math.min(...known) : null])
-      element("td", {}, row, percent(value, 2));
+    element("td", scoreOf(run.best) === top ? { class: "best" } : {}, row, scoreText(scoreOf(run.best), 2));
+    const lowest = known(run.clients).length ? Math.min(...known(run.clients)) : null;
+    for (const value of [scoreOf(run.last), scoreOf(run.validation), lowest])
+      element("td", {}, row, scoreText(value, 2));
     const worse = run.gains && run.gains.filter((gain) => gain !== null && gain < 0).length;
     if (hasAlone) element("td", {}, row, run.gains ? `${worse} of ${run.gains.length}` : "–");
     for (const text of [megabytes(run.bytes_up), megabytes(run.bytes_down), duration(run.seconds)]) element("td", {}, row, text);
@@ -97,17 +113,17 @@ function drawTraining() {
     label: other.label,
     style: styleOfRun(other),
     heavy: other === run,
-    points: other.accuracy.flatMap((row, r) => (whole(row) ? [[r + 1, mean(row)]] : [])),
-    band: other === run ? other.accuracy.flatMap((row, r) => (whole(row) ? [[r + 1, Math.min(...row), Math.max(...row)]] : [])) : [],
+    points: other.scores.flatMap((row, r) => (whole(other, row) ? [[r + 1, mean(row)]] : [])),
+    band: other === run ? other.scores.flatMap((row, r) => (whole(other, row) ? [[r + 1, Math.min(...known(row)), Math.max(...known(row))]] : [])) : [],
   }));
   if (shown.includes(run) && data.clients.length > 1) {
-    const own = run.accuracy.flatMap((row, r) => (row[chosen.client] === null ? [] : [[r + 1, row[chosen.client]]]));
+    const own = run.scores.flatMap((row, r) => (row[chosen.client] === null ? [] : [[r + 1, row[chosen.client]]]));
     series.push({ label: `${run.label}: ${client}`, style: { ...styleOfRun(run), dash: "1 2" }, faint: true, points: own });
   }
-  byId("accuracy-note").textContent = `mean of the clients; the band is ${run.label}, worst to best client, the dotted line ${client}`;
+  byId("score-note").textContent = `mean of the clients; the band is ${run.label}, worst to best client, the dotted line ${client}`;
   const common = { xName: "round", xText: String, xTitle: afterRound, together: true, empty: emptyText(shown) };
-  const shares = { yText: (v) => `${+(100 * v).toFixed(2)} %`, valueText: (v) => percent(v, 2), ceiling: 1 };
-  lineChart(byId("accuracy"), { label: "Mean test accuracy by round", series, ...common, ...shares });
+  const text = { yText: axisText, valueText: (v) => scoreText(v, 2), ceiling: 1 };
+  lineChart(byId("score"), { label: `Mean test ${data.score.title} by round`, series, ...common, ...text });
   const losses = shown.map((other) => ({
     label: other.label,
     style: styleOfRun(other),
@@ -124,14 +140,14 @@ function drawTraffic() {
   const senders = visibleRuns().filter((run) => run.traffic.some((bytes) => bytes > 0));
   byId("cost").hidden = !data.runs.some((run) => run.traffic.some((bytes) => bytes > 0));
   const series = senders.map((run) => {
-    const rounds = run.accuracy.map((row, r) => r).filter((r) => whole(run.accuracy[r]) && run.traffic[r] > 0);
+    const rounds = run.scores.map((row, r) => r).filter((r) => whole(run, run.scores[r]) && run.traffic[r] > 0);
     return {
       label: run.label,
       style: styleOfRun(run),
       heavy: run === focus(),
-      points: rounds.map((r) => [run.traffic[r], mean(run.accuracy[r])]),
+      points: rounds.map((r) => [run.traffic[r], mean(run.scores[r])]),
       read: (k) => [
-        { label: "accuracy", value: percent(mean(run.accuracy[rounds[k]]), 2) },
+        { label: data.score.title, value: scoreText(mean(run.scores[rounds[k]]), 2) },
         { label: "traffic of a client", value: megabytes(run.traffic[rounds[k]]) },
         { label: "after round", value: String(rounds[k] + 1) },
       ],
@@ -140,12 +156,12 @@ function drawTraffic() {
   const alone = visibleRuns().find((run) => run.method === "separate" && run.best);
   const ends = series.flatMap((s) => s.points.map((p) => p[0]));
   if (alone && ends.length) {
-    const line = [Math.min(...ends), Math.max(...ends)].map((at) => [at, alone.best.accuracy]);
-    const read = () => [{ label: "at its best, without any traffic", value: percent(alone.best.accuracy, 2) }];
+    const line = [Math.min(...ends), Math.max(...ends)].map((at) => [at, alone.best.score]);
+    const read = () => [{ label: "at its best, without any traffic", value: scoreText(alone.best.score, 2) }];
     series.push({ label: alone.label, style: ALONE, points: line, read });
   }
-  const text = { xName: "traffic of one client so far", xText: megabytes, yText: (v) => `${+(100 * v).toFixed(2)} %`, xLog: true };
-  lineChart(byId("traffic"), { label: "Accuracy against traffic", series, ceiling: 1, empty: emptyText(senders), ...text });
+  const text = { xName: "traffic of one client so far", xText: megabytes, yText: axisText, xLog: true };
+  lineChart(byId("traffic"), { label: `Test ${data.score.title} against traffic`, series, ceiling: 1, empty: emptyText(senders), ...text });
 }
 
 // --- What each client gets ---
@@ -165,18 +181,18 @@ function drawClients() {
     values: pick(gains ? run.gains : run.clients),
   }));
   byId("clients-note").textContent = gains
-    ? "Percentage points that each method adds to what a client reaches by training alone, at the best round of each"
-    : "Test accuracy of each client, at the best round of each method" + (possible ? `; the bar goes from training alone to ${focus().label}` : "");
+    ? "What each method adds to what a client reaches by training alone, at the best round of each" + (data.score.percent ? ", in percentage points" : "")
+    : `Test ${data.score.title} of each client, at the best round of each method` + (possible ? `; the bar goes from training alone to ${focus().label}` : "");
   dotRows(byId("clients"), {
-    label: gains ? "Gain of each client over training alone" : "Accuracy of each client by method",
+    label: gains ? "Gain of each client over training alone" : `Test ${data.score.title} of each client by method`,
     rows: rows.map((i) => data.clients[i]),
     chosen: rows.indexOf(chosen.client),
     series,
     base: gains ? rows.map(() => 0) : alone ? pick(alone.clients) : undefined,
     ceiling: gains ? undefined : 1,
-    xName: gains ? "percentage points over training alone" : "test accuracy",
-    xText: (v) => (gains ? String(+(100 * v).toFixed(1)) : `${+(100 * v).toFixed(1)} %`),
-    valueText: gains ? points : (v) => percent(v),
+    xName: gains ? `${data.score.percent ? "percentage points" : "gain"} over training alone` : `test ${data.score.title}`,
+    xText: (v) => (gains && data.score.percent ? String(+(100 * v).toFixed(1)) : axisText(v)),
+    valueText: gains ? gainText : (v) => scoreText(v),
   });
   drawClientsTable();
 }
@@ -190,9 +206,9 @@ function drawClientsTable() {
   data.clients.forEach((name, i) => {
     const row = element("tr", {}, body);
     element("th", { scope: "row" }, row, name);
-    element("td", {}, row, data.counts[i].reduce((a, b) => a + b, 0).toLocaleString("en"));
+    element("td", {}, row, data.sizes[i].toLocaleString("en"));
     for (const run of data.runs) {
-      const cell = element("td", {}, row, percent(run.clients[i]));
+      const cell = element("td", {}, row, scoreText(run.clients[i]));
       if (run.gains && run.gains[i] !== null) element("small", run.gains[i] < 0 ? { class: "loss" } : {}, cell, ` (${points(run.gains[i])})`);
     }
   });
@@ -202,7 +218,7 @@ function drawClientsTable() {
 
 function drawHoldings() {
   const across = data.classes.map((_, k) => data.counts.reduce((sum, row) => sum + row[k], 0));
-  const down = data.counts.map((row) => row.reduce((a, b) => a + b, 0));
+  const down = data.sizes;
   const map = (id, label, byClient) => {
     const share = (i, k) => data.counts[i][k] / Math.max(1, byClient ? down[i] : across[k]);
     const at = (a, b) => (byClient ? [a, b] : [b, a]);

@@ -2,6 +2,7 @@
 
 from orchard.report.content import Content, RunView
 from orchard.runs.advice import advice
+from orchard.tasks.task import Measure
 
 SEVERAL = 3
 """Up to so many clients are named one by one; otherwise they are counted."""
@@ -14,7 +15,7 @@ def overview(content: Content) -> list[str]:
     measured = [run for run in content.runs if run.best]
     if len(measured) < 2:
         return []
-    best = max(measured, key=lambda run: run.best.accuracy if run.best else 0)
+    best = max(measured, key=lambda run: run.best.score if run.best else float("-inf"))
     return [f"Of the {len(content.runs)} ways of training compared here, {best.label} does best."]
 
 
@@ -23,19 +24,16 @@ def story(content: Content, run: RunView) -> list[str]:
     sentences = [_what_happened(content, run)]
     if not run.best:
         return [*sentences, "There are no figures yet: the first come when the second round has ended."]
-    outcome = f"On average a client's model is right in {_percent(run.best.accuracy)} of its own test cases"
-    if run.alone is not None:
-        outcome += f"; training alone it is right in {_percent(run.alone)}"
-    sentences.append(f"{outcome}.")
-    if run.state == "finished" and (note := advice(run.method, run.best.accuracy, content.distribution)):
+    sentences.append(_outcome(content, run.best.score, run.alone))
+    if run.state == "finished" and (note := advice(run.method, run.best.score, content.distribution)):
         sentences.append(note)
     sentences += _gains(content, run) if run.gains is not None else [_extremes(content, run)]
     return sentences + _groups(content, run)
 
 
 def _what_happened(content: Content, run: RunView) -> str:
-    clients, done = len(content.distribution.clients), len(run.accuracy)
-    samples = int(content.distribution.totals().sum())
+    clients, done = len(content.distribution.clients), len(run.scores)
+    samples = int(content.distribution.sizes().sum())
     who = f"{clients} client{'s' if clients > 1 else ''} with {samples:,} samples between them"
     how = "alone" if run.method == "separate" else f"together by {run.label}"
     if run.state == "running":
@@ -49,8 +47,28 @@ def _stopped(run: RunView) -> str:
     return "failed" if run.state == "failed" else "was interrupted"
 
 
+def _outcome(content: Content, score: float, alone: float | None) -> str:
+    """Say how good the models are on average."""
+    measure = score_of(content)
+    if measure.title == "accuracy":
+        said = f"On average a client's model is right in {measure.text(score)} of its own test cases"
+        return f"{said}; training alone it is right in {measure.text(alone)}." if alone is not None else f"{said}."
+    said = f"On its own test cases a client's model has, on average, {measure.title} {measure.text(score)}"
+    return f"{said}; training alone {measure.text(alone)}." if alone is not None else f"{said}."
+
+
+def score_of(content: Content) -> Measure:
+    """Return the task's score."""
+    task = content.distribution.predicted()
+    return task.measures[task.score]
+
+
 def _gains(content: Content, run: RunView) -> list[str]:
-    names = content.distribution.clients
+    names, measure = content.distribution.clients, score_of(content)
+
+    def points(gain: float) -> str:
+        return measure.difference(gain).replace("-", "−") + (" points" if measure.percent else "")
+
     gains = {i: gain for i, gain in enumerate(run.gains or []) if gain is not None}
     if not gains:
         return []
@@ -58,16 +76,16 @@ def _gains(content: Content, run: RunView) -> list[str]:
     sentences = []
     if gains[most] > 0:
         helped = f", helped most by {run.helpers[most]}" if run.helpers[most] else ""
-        sentences.append(f"The most is gained by {names[most]} ({_points(gains[most])}{helped}).")
+        sentences.append(f"The most is gained by {names[most]} ({points(gains[most])}{helped}).")
     worse = sorted((i for i in gains if gains[i] < 0), key=lambda i: gains[i])
     if not worse:
         sentences.append("No client does worse than alone.")
     elif len(worse) <= SEVERAL:
-        listed = ", ".join(f"{names[i]} ({_points(gains[i])})" for i in worse)
+        listed = ", ".join(f"{names[i]} ({points(gains[i])})" for i in worse)
         sentences.append(f"Worse than alone: {listed}.")
     else:
         low = worse[0]
-        sentences.append(f"{len(worse)} clients do worse than alone, {names[low]} most ({_points(gains[low])}).")
+        sentences.append(f"{len(worse)} clients do worse than alone, {names[low]} most ({points(gains[low])}).")
     return sentences
 
 
@@ -97,12 +115,5 @@ def _extremes(content: Content, run: RunView) -> str:
     known = {i: value for i, value in enumerate(run.clients) if value is not None}
     low, high = min(known, key=lambda i: known[i]), max(known, key=lambda i: known[i])
     helped = f", helped most by {run.helpers[low]}" if run.helpers[low] else ""
-    return f"From {_percent(known[low])} ({names[low]}{helped}) to {_percent(known[high])} ({names[high]})."
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _points(gain: float) -> str:
-    return f"{100 * gain:+.1f} points".replace("-", "−")
+    text = score_of(content).text
+    return f"From {text(known[low])} ({names[low]}{helped}) to {text(known[high])} ({names[high]})."

@@ -14,6 +14,8 @@ def guessing(distribution: DataDistribution) -> float:
 
 def advice(method: str, accuracy: float, distribution: DataDistribution) -> str:
     """Return a sentence on a run that has hardly learned anything, with what to do; else nothing."""
+    if distribution.task != "classification":
+        return ""
     chance = guessing(distribution)
     if accuracy >= chance + ABOVE_CHANCE * (1 - chance):
         return ""

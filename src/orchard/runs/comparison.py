@@ -9,6 +9,7 @@ import numpy as np
 from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
 from orchard.runs.loop import Stop
 from orchard.runs.result import Figures
+from orchard.tasks.task import Measure
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,15 @@ class Spread:
     mean: float
     deviation: float | None
 
+    def text(self, scale: float = 100) -> str:
+        """Return mean and deviation, by default in percent."""
+        digits = 2 if scale == 100 else 3
+        spread = "" if self.deviation is None else f" ± {scale * self.deviation:.{digits}f}"
+        return f"{scale * self.mean:.{digits}f}{spread}"
+
     def __str__(self) -> str:
         """Return mean and deviation in percent."""
-        spread = "" if self.deviation is None else f" ± {100 * self.deviation:.2f}"
-        return f"{100 * self.mean:.2f}{spread}"
+        return self.text()
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
@@ -31,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One method's figures over all seeds; accuracies are means over clients unless noted otherwise."""
+    """One method's figures over all seeds; scores are means over clients unless noted otherwise."""
 
     label: str
     bmcta: Spread
@@ -45,7 +51,7 @@ class Row:
     bytes_down: float
     seconds: float
     clients: list[float]
-    """Each client's test accuracy at the round of the BMCTA, mean over seeds."""
+    """Each client's test score at the round of the BMCTA, mean over seeds."""
     relationships: list[list[float]] | None = None
     """How much each client (row) takes from each (column) after the last round, mean over seeds, if it is known."""
 
@@ -58,6 +64,8 @@ class Comparison:
     clients: list[str]
     alone: Row | None
     """The row of training alone (`separate`), if it was compared."""
+    score: Measure
+    """What the scores are."""
     groups: list[int] | None = None
     """The group of each client, if they were dealt into groups that differ."""
 
@@ -69,9 +77,11 @@ def compare(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop:
     separate_label = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
     alone = [run.figures for run in runs[separate_label]] if separate_label else None
     rows = {label: _row(label, theirs, alone) for label, theirs in runs.items()}
-    held = next(iter(measured.values())).result.distribution
+    result = next(iter(measured.values())).result
+    held, score = result.distribution, result.task.measures[result.task.score]
     groups = None if held.groups is None else list(held.groups)
-    return Comparison(list(rows.values()), list(held.clients), rows[separate_label] if separate_label else None, groups)
+    alone_row = rows[separate_label] if separate_label else None
+    return Comparison(list(rows.values()), list(held.clients), alone_row, score, groups)
 
 
 def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) -> Row:
@@ -86,9 +96,9 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
     known = [matrices for result in results if (matrices := result.relationships) is not None]
     return Row(
         label=label,
-        bmcta=Spread.of([f.best.accuracy for f in figures]),
-        last=Spread.of([f.last.accuracy for f in figures]),
-        validation_selected=Spread.of([f.validation_selected.accuracy for f in figures]),
+        bmcta=Spread.of([f.best.score for f in figures]),
+        last=Spread.of([f.last.score for f in figures]),
+        validation_selected=Spread.of([f.validation_selected.score for f in figures]),
         worst_client=Spread.of([min(f.clients) for f in figures]),
         worse_than_alone=worse,
         bytes_up=mean(result.bytes_up / n for result, n in zip(results, turns, strict=True)),

@@ -31,7 +31,7 @@ from orchard.runs.metrics import Round
 from orchard.runs.model_store import ModelStore
 from orchard.runs.result import Result
 
-FORMAT = 2
+FORMAT = 3
 CHECKPOINT_SHARE = 0.02
 """Checkpoints may take this share of a run's time; if one per round would take more, there are fewer."""
 PATIENCE = 1.0

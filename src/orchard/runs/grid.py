@@ -18,7 +18,7 @@ from orchard.method import MethodSettings, Moment
 from orchard.runs.environment import RESULTS_VERSION, own_code
 from orchard.runs.folder import RunFolder, State, free_folder
 from orchard.runs.loop import Progress, Stop
-from orchard.runs.result import Figures, Result
+from orchard.runs.result import Figures, Result, mean_over_clients
 from orchard.runs.run import load_data, resume, run
 
 
@@ -56,8 +56,9 @@ class Measured:
 
     @property
     def curve(self) -> list[float]:
-        """Mean client test accuracy, round by round."""
-        return [float(row.mean()) for row in self.result.accuracy("test", self.moment)]
+        """Mean client test score, round by round."""
+        curve: list[float] = mean_over_clients(self.result.scores("test", self.moment)).tolist()
+        return curve
 
 
 @dataclass

@@ -8,6 +8,7 @@ import numpy as np
 
 from orchard.errors import UserError
 from orchard.runs.folder import RunFolder, State
+from orchard.runs.result import mean_over_clients
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class RunSummary:
     data: str
     done: int
     planned: int
-    best: float | None
-    """Best mean client test accuracy so far."""
+    best: str
+    """Best mean client test score so far, as text."""
     started: datetime
 
 
@@ -40,8 +41,11 @@ def run_summaries(root: Path) -> tuple[list[RunSummary], list[str]]:
 
 def _listed(folder: RunFolder) -> RunSummary:
     experiment, rounds = folder.experiment(), folder.rounds()
-    means = folder.result().accuracy().mean(axis=1) if rounds else np.full(1, np.nan)
-    best = None if np.isnan(means).all() else float(np.nanmax(means))
+    result = folder.result() if rounds else None
+    means = mean_over_clients(result.scores()) if result else np.full(1, np.nan)
+    best = "-"
+    if result and not np.isnan(means).all():
+        best = result.task.measures[result.task.score].text(float(np.nanmax(means)), 2)
     about = folder.read("environment.json")
     if not about:
         raise UserError(f"{folder.path}: was stopped before it began")

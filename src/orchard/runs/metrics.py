@@ -6,7 +6,6 @@ from typing import Any, Self, get_args
 
 from orchard.core.contract import ClientUpdate, Diagnostics, Failure
 from orchard.core.evaluation import Scores
-from orchard.core.measures import Measures
 from orchard.engines.engine import Selections
 from orchard.method import Moment
 
@@ -76,18 +75,28 @@ class Round:
         return cls(diagnostics={name: value for name, value in line.items() if name not in known}, **figures)
 
 
-def _columns(scores: Sequence[Scores | None]) -> dict[str, dict[str, list[float | None]]]:
-    """Turn scores by client into lists by part and measure."""
-    return {
-        part: {name: [getattr(getattr(s, part), name) if s else None for s in scores] for name in Measures._fields}
+def _columns(scores: Sequence[Scores | None]) -> dict[str, Any]:
+    """Turn scores by client into lists by part and measure; they say who was measured, unless all were."""
+    first = next(filter(None, scores), None)
+    if first is None:
+        return {"measured": [False] * len(scores)}
+    parts = {
+        part: {name: [getattr(s, part)[name] if s else None for s in scores] for name in getattr(first, part)}
         for part in PARTS
     }
+    return parts if all(scores) else {**parts, "measured": [s is not None for s in scores]}
 
 
-def _scores(columns: Mapping[str, Mapping[str, list[Any]]]) -> list[Scores | None]:
+def _scores(columns: Mapping[str, Any]) -> list[Scores | None]:
     """Turn lists by part and measure back into scores by client."""
-    by_part = [[Measures(*row) for row in zip(*columns[part].values(), strict=True)] for part in PARTS]
-    return [None if pair[0].accuracy is None else Scores(*pair) for pair in zip(*by_part, strict=True)]
+    if not any(columns.get("measured", [True])):
+        return [None] * len(columns["measured"])
+    by_part = []
+    for part in PARTS:
+        rows = zip(*columns[part].values(), strict=True)
+        by_part.append([dict(zip(columns[part], row, strict=True)) for row in rows])
+    measured = columns.get("measured", [True] * len(by_part[0]))
+    return [Scores(*pair) if known else None for known, *pair in zip(measured, *by_part, strict=True)]
 
 
 def by_name(diagnostics: Sequence[Diagnostics]) -> dict[str, list[Any]]:

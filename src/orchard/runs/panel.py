@@ -143,11 +143,11 @@ def _not_at_hand(federation: str, data_dir: Path | None) -> str:
 
 def _cells(runs: Mapping[str, Sequence[Measured]]) -> dict[str, PanelCell]:
     """Compare the runs of all methods on one federation."""
-    accuracy = {m: [run.figures.validation_selected.accuracy for run in theirs] for m, theirs in runs.items()}
+    accuracy = {m: [run.figures.validation_selected.score for run in theirs] for m, theirs in runs.items()}
     settled = {m: [mean(run.curve[-LAST_ROUNDS:]) for run in theirs] for m, theirs in runs.items()}
     cells = {}
     for method, theirs in runs.items():
-        balanced = [run.figures.validation_selected.balanced_accuracy for run in theirs]
+        balanced = [run.figures.validation_selected.measures["balanced_accuracy"] for run in theirs]
         defined = [value for value in balanced if value is not None]
         cells[method] = PanelCell(
             accuracy=Spread.of(accuracy[method]),
@@ -167,7 +167,7 @@ def _regret(values: Mapping[str, Sequence[float]], method: str) -> float:
 
 def _worse(runs: Sequence[Measured], alone: Sequence[Measured]) -> int:
     """Count the clients whose mean accuracy is two standard errors of a share of their test cases below alone's."""
-    cases = np.array([sum(row) for row in runs[0].result.distribution.counts["test"]])
+    cases = np.array(runs[0].result.distribution.samples["test"])
     mine, theirs = (np.mean([_by_client(run) for run in some], axis=0) for some in (runs, alone))
     share = (theirs * cases + 1) / (cases + 2)  # never 0 or 1, which would leave no room for chance
     return int((mine < theirs - 2 * np.sqrt(share * (1 - share) / cases)).sum())
@@ -175,4 +175,4 @@ def _worse(runs: Sequence[Measured], alone: Sequence[Measured]) -> int:
 
 def _by_client(run: Measured) -> NDArray[np.float64]:
     """Return each client's test accuracy at the round that validation chooses."""
-    return np.array(run.result.accuracy("test", run.moment)[run.figures.validation_selected.round])
+    return np.array(run.result.scores("test", run.moment)[run.figures.validation_selected.round])

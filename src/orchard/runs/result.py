@@ -12,37 +12,36 @@ from torch import nn
 from orchard.core.contract import ClientUpdate, Failure
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
-from orchard.core.measures import Measures
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.runs.metrics import MOMENTS, Exchange, Round, by_name
+from orchard.tasks.task import Measures, Task
 
 Array = NDArray[np.float64]
-Measure = Literal["accuracy", "balanced_accuracy", "auroc"]
 
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """Mean client test figures at a round chosen by some rule; None if undefined for every client."""
+    """Mean client test figures at a round chosen by some rule; a measure is None if undefined for every client."""
 
     round: int
-    accuracy: float
-    balanced_accuracy: float | None
-    auroc: float | None
+    score: float
+    """The task's own: accuracy, AUROC, R² or Dice."""
+    measures: Measures
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A run's key figures: mean client test accuracy at three rounds, and each client's at the best one."""
+    """A run's key figures: mean client test scores at three rounds, and each client's score at the best one."""
 
     best: RoundFigures
     last: RoundFigures
     validation_selected: RoundFigures
     clients: list[float]
     validation: float
-    """The best mean client validation accuracy, by which parameters may be chosen."""
+    """The best mean client validation score, by which parameters may be chosen."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,8 @@ class ClientResult:
     name: str
     samples: int
     classes: dict[str, int]
-    accuracy: float
-    balanced_accuracy: float | None
-    auroc: float | None
+    score: float
+    measures: Measures
     self_relationship: float | None
     strongest_helper: str | None
 
@@ -81,17 +79,22 @@ class Result:
         device: str = "cpu",
     ) -> Self:
         """Return a result without rounds, for a federation with this data distribution."""
-        samples = tuple(map(sum, distribution.counts["train"]))
-        shape, classes = tuple(distribution.shape), len(distribution.classes)
-        federation = Federation(experiment, samples, shape, classes, device)
+        samples, shape = tuple(distribution.samples["train"]), tuple(distribution.shape)
+        federation = Federation(experiment, samples, shape, distribution.predicted(), device)
         return cls(experiment, distribution, federation, initial_diagnostics)
 
     def __repr__(self) -> str:
         """Return the run in a line."""
         what = ", ".join(f"{name} {value}" for name, value in self.description().items())
         done = f"{len(self.rounds)} of {self.experiment.rounds} rounds"
-        measured = f", BMCTA {self.bmcta:.2%}" if self.evaluated_rounds() else ""
+        score = self.task.measures[self.task.score]
+        measured = f", best {score.title} {score.text(self.bmcta, 2)}" if self.evaluated_rounds() else ""
         return f"<Result: {what}, {self.federation.clients} clients, {done}{measured}>"
+
+    @property
+    def task(self) -> Task:
+        """What was predicted."""
+        return self.federation.task
 
     def add(self, exchange: Exchange) -> Round | None:
         """Add an exchange; return the round that it completes, if any.
@@ -136,47 +139,53 @@ class Result:
         return sum(any(self._at_own_moment(r)) for r in range(len(self.rounds)))
 
     def rounds_to_keep(self) -> set[int]:
-        """Return the rounds with the best mean test and validation accuracy so far."""
-        parts = (self.accuracy(part)[: self.evaluated_rounds()] for part in ("test", "validation"))
-        return {_best_round(accuracy) for accuracy in parts if len(accuracy)}
+        """Return the rounds with the best mean test and validation score so far."""
+        parts = (self.scores(part)[: self.evaluated_rounds()] for part in ("test", "validation"))
+        return {_best_round(scores) for scores in parts if len(scores)}
 
     def moments(self) -> list[Moment]:
         """Return the moments at which clients were evaluated in this run."""
         return [moment for moment in MOMENTS if any(getattr(self.rounds[-1], moment))]
 
-    def accuracy(
+    def scores(
         self,
         part: Literal["validation", "test"] = "test",
         moment: Moment | None = None,
-        measure: Measure = "accuracy",
+        measure: str | None = None,
     ) -> Array:
-        """Return accuracies or another measure, rounds × clients, NaN if undefined.
+        """Return a measure, rounds × clients, NaN if undefined.
 
-        The default moment is the method's own.
+        The default is the task's score (accuracy, AUROC, R² or Dice) at the method's own moment.
         """
-        moment = moment or self.experiment.method.moment
+        moment, measure = moment or self.experiment.method.moment, measure or self.task.score
         rows = [
-            [None if scores is None else getattr(getattr(scores, part), measure) for scores in getattr(entry, moment)]
+            [None if scores is None else getattr(scores, part)[measure] for scores in getattr(entry, moment)]
             for entry in self.rounds
         ]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.federation.clients)  # None becomes NaN
 
     def figures(self, moment: Moment | None = None) -> Figures:
         """Return the figures at a moment, by default the method's own."""
-        test, validation = self.accuracy("test", moment), self.accuracy("validation", moment)
-        balanced, auroc = (self.accuracy("test", moment, measure) for measure in ("balanced_accuracy", "auroc"))
+        test, validation = self.scores("test", moment), self.scores("validation", moment)
+        means = mean_over_clients(test)
+        measured = {name: self.scores("test", moment, name) for name in self.task.measures}
 
         def at(r: int) -> RoundFigures:
-            return RoundFigures(r, float(test[r].mean()), _mean_of_defined(balanced[r]), _mean_of_defined(auroc[r]))
+            others = {name: _mean_of_defined(values[r]) for name, values in measured.items()}
+            return RoundFigures(r, float(means[r]), others)
 
         best = _best_round(test)
         chosen = _best_round(validation)
-        return Figures(at(best), at(len(test) - 1), at(chosen), test[best].tolist(), float(validation[chosen].mean()))
+        value = float(mean_over_clients(validation)[chosen])
+        return Figures(at(best), at(len(test) - 1), at(chosen), test[best].tolist(), value)
 
     @property
     def bmcta(self) -> float:
-        """Best mean client test accuracy. It selects on test data: see `last` and `validation_selected` beside it."""
-        return self.figures().best.accuracy
+        """Best mean client test accuracy, or another task's score.
+
+        It selects on test data: see `last` and `validation_selected` beside it.
+        """
+        return self.figures().best.score
 
     @property
     def last(self) -> RoundFigures:
@@ -185,7 +194,7 @@ class Result:
 
     @property
     def validation_selected(self) -> RoundFigures:
-        """The round with the best mean client validation accuracy."""
+        """The round with the best mean client validation score."""
         return self.figures().validation_selected
 
     @property
@@ -215,8 +224,9 @@ class Result:
     def clients(self) -> list[ClientResult]:
         """Each client's data, test figures and relationships."""
         relationships, best = self.relationships, self.figures().best.round
-        measured = [scores.test if scores else Measures(np.nan) for scores in self._at_own_moment(best)]
-        counts, names = self.distribution.totals(), self.distribution.clients
+        nothing: Measures = dict.fromkeys(self.task.measures)
+        measured = [scores.test if scores else nothing for scores in self._at_own_moment(best)]
+        counts, sizes, names = self.distribution.totals(), self.distribution.sizes(), self.distribution.clients
         clients = []
         for i, name in enumerate(names):
             own = helper = None
@@ -225,17 +235,19 @@ class Result:
                 own = float(relationships[-1, i, i])
                 helper = np.delete(names, i)[others.argmax()].item() if others.max(initial=0) > 0 else None
             held = {c: int(n) for c, n in zip(self.distribution.classes, counts[i], strict=True) if n}
-            clients.append(ClientResult(name, int(counts[i].sum()), held, *measured[i], own, helper))
+            score = measured[i][self.task.score]
+            score = np.nan if score is None else score
+            clients.append(ClientResult(name, int(sizes[i]), held, score, measured[i], own, helper))
         return clients
 
     def _at_own_moment(self, round: int) -> list[Scores | None]:
         scores: list[Scores | None] = getattr(self.rounds[round], self.experiment.method.moment)
         return scores
 
-    def single_class_clients(self) -> list[str]:
-        """Return the clients whose test data are of one class: their balanced accuracy and AUROC are not defined."""
-        counts = zip(self.distribution.clients, self.distribution.counts["test"], strict=True)
-        return [name for name, row in counts if np.count_nonzero(row) < 2]
+    def undefined_measures(self) -> dict[str, list[str]]:
+        """Return the measures that are defined for some clients only, and for which not, at the best round."""
+        missing = {name: [c.name for c in self.clients if c.measures[name] is None] for name in self.task.measures}
+        return {name: clients for name, clients in missing.items() if clients}
 
     def personalised(self, client: int) -> nn.Module:
         """Return a client's model as an ordinary module, ready to use."""
@@ -255,6 +267,7 @@ class Result:
         """Return the run's summary, as in `summary.json`."""
         return {
             **self.description(),
+            "task": self.task.name,
             "rounds": len(self.rounds),
             "seconds": round(self.seconds, 3),
             "parameters": self.federation.parameters,
@@ -264,7 +277,7 @@ class Result:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "clients": [asdict(client) for client in self.clients],
-            "single_class_clients": self.single_class_clients(),
+            "undefined_measures": self.undefined_measures(),
         }
 
 
@@ -276,9 +289,16 @@ def module_of(federation: Federation, model: Model) -> nn.Module:
     return network.release()
 
 
-def _best_round(accuracy: Array) -> int:
+def mean_over_clients(scores: Array) -> Array:
+    """Return the mean over clients by round; NaN if one lacks a figure, unless that one never has any."""
+    ever = ~np.isnan(scores).all(axis=0)
+    means: Array = scores[:, ever].mean(axis=1) if ever.any() else np.full(len(scores), np.nan)
+    return means
+
+
+def _best_round(scores: Array) -> int:
     """Return the first round with the best mean over clients, of those that have every client's figure."""
-    means = accuracy.mean(axis=1)
+    means = mean_over_clients(scores)
     return int(np.nanargmax(means)) if not np.isnan(means).all() else len(means) - 1
 
 

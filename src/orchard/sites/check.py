@@ -21,6 +21,7 @@ from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
 from orchard.sites.worker import Enrolled, Started, enrolled, started
+from orchard.tasks.task import Task
 
 
 def check(kit: Path, experiment: Path) -> Iterator[str]:
@@ -33,10 +34,11 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     known = _enrolled(plan, name, settings)
     for part, row in known.record.about["counts"].items():
         held = ", ".join(f"{label}: {n}" for label, n in zip(plan.agreement.classes, row, strict=True))
-        yield f"data, {part}: {sum(row)} samples ({held})"
+        yield f"data, {part}: {known.record.about['sizes'][part]} samples ({held})"
     _try_writing(settings.records)
     yield f"records: {settings.records} can be written"
-    now = started(known, [len(known.data.clients[0].train.y)] * len(plan.sites), known.data.shape)
+    samples = [len(known.data.clients[0].train.y)] * len(plan.sites)
+    now = started(known, samples, known.data.shape, known.data.task.scale())
     yield f"model: {now.federation.parameters:,} parameters, on {settings.device}"
     yield from _dry_round(known, now)
 
@@ -91,15 +93,20 @@ def _dry_round(known: Enrolled, now: Started) -> Iterator[str]:
         raise UserError(f"a training step fails: {error}") from None
     yield f"a training step on {len(first.y)} samples works: loss {update.loss:.4f}"
     yield ""
-    yield from _what_leaves(experiment.method, models[experiment.method.moment], update, sent)
+    yield from _what_leaves(experiment.method, federation.task, models[experiment.method.moment], update, sent)
 
 
-def _what_leaves(method: MethodSettings, model: Tensor, update: ClientUpdate, sent: Vectors) -> Iterator[str]:
+def _what_leaves(
+    method: MethodSettings, task: Task, model: Tensor, update: ClientUpdate, sent: Vectors
+) -> Iterator[str]:
     uploads = [f"{name!r} ({len(content):,} bytes)" for name, content in pack_update(update, 0)["upload"]]
     yield "What leaves this site:"
-    yield "  once: the shape of a sample, and how many samples of each class it has in each part"
+    yield f"  once: the shape of a sample, and the number of {task.counted} in each part"
+    if task.scale() is not None:
+        yield "    and of the numbers to predict in its training part: count, mean and sum of squared deviations"
     yield f"  each round: {', '.join(uploads) or 'no vector'}, the names of the vectors it selects next,"
-    yield "    its mean training loss, and accuracy, balanced accuracy and AUROC on its validation and test data"
+    figures = ", ".join(measure.title for measure in task.measures.values())
+    yield f"    its mean training loss, and on its validation and test data: {figures}"
     yield "  if something fails: a category, e.g. 'training not finite'"
     seen = _who_sees_the_model(model, update.upload, sent)
     for learned in filter(None, (seen, method.reveals)):

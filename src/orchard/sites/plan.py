@@ -15,12 +15,14 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions
 from orchard.runs.files import check_format
 from orchard.settings import Settings, explain, read_toml, validated
+from orchard.tasks.registry import task_named
+from orchard.tasks.task import Task
 
 RUN = r"[a-z0-9][a-z0-9-]{0,63}"
 """A run's name becomes a folder's name at every party, so it must not be a path."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9-]{0,62}"
 LABEL = r"[\w][\w .-]{0,59}"
-FORMAT = 2
+FORMAT = 3
 FILE = "plan.json"
 """The plan's file in a job and in the coordinator's run folder."""
 TABLE = "deploy"
@@ -30,7 +32,9 @@ TABLE = "deploy"
 class Agreement(Settings):
     """The table `[deploy]` of an experiment's file."""
 
-    classes: list[str] = Field(min_length=2, description="names in the order of the labels 0, 1, ...")
+    classes: list[str] = Field(
+        min_length=1, description="names in the order of the labels 0, 1, ...; of the findings, or of the numbers"
+    )
     min_sites: int | None = Field(default=None, ge=1, description="fewer do not make a round; default: more than half")
     round_seconds: int = Field(default=3600, ge=1, description="how long a site may take over a round")
     patience_seconds: int = Field(default=600, ge=0, description="how long to wait for absent sites before a start")
@@ -71,6 +75,8 @@ class Plan(Settings):
                 raise ValueError(f"sites: {site!r}: letters, digits and hyphens make a name")
         if experiment.clients != len(self.sites) or experiment.partition.name != "given":
             raise ValueError("experiment: clients are the sites, and their data are given")
+        if len(self.agreement.classes) < 2 and self.task.name in ("classification", "segmentation"):
+            raise ValueError("agreement.classes: at least two, the first being 0")
         if experiment.shift is not None:
             raise ValueError("experiment.shift: the sites' data are as they are")
         if not isinstance(experiment.model, str):
@@ -78,6 +84,12 @@ class Plan(Settings):
         if minimum is not None and minimum > len(self.sites):
             raise ValueError(f"agreement.min_sites = {minimum}: there are {len(self.sites)} sites")
         return self
+
+    @property
+    def task(self) -> Task:
+        """What is predicted: classification, unless the experiment says otherwise."""
+        scale = ((), ()) if self.experiment.task == "regression" else None
+        return task_named(self.experiment.task or "classification", self.agreement.classes, scale)
 
     @property
     def min_sites(self) -> int:

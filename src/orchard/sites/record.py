@@ -2,7 +2,7 @@
 
 A record is a folder of checkpoints. Each holds the client's state, the round's update, the figures of all rounds so
 far with the site's directed relationships, and two personalised models: the last one, and the one with the best
-accuracy on the site's validation data. A record never leaves its site.
+score on the site's validation data. A record never leaves its site.
 """
 
 import logging
@@ -37,6 +37,8 @@ class SiteRound:
     diagnostics: Diagnostics
     moment: Moment
     """The moment at which the method is evaluated."""
+    score: str
+    """The measure that models are chosen by."""
     model: Model | None
     """The model that was evaluated at that moment."""
 
@@ -110,7 +112,7 @@ def update_of(record: Mapping[str, Any]) -> ClientUpdate:
         upload=stored["upload"],
         selected=tuple(stored["selected"]),
         loss=stored["loss"],
-        **{name: stored[name] and Scores.from_lists(stored[name]) for name in FIGURES},
+        **{name: stored[name] and Scores.from_plain(stored[name]) for name in FIGURES},
     )
 
 
@@ -121,7 +123,7 @@ def _stored(update: ClientUpdate) -> dict[str, Any]:
 def _plain(update: ClientUpdate) -> dict[str, Any]:
     """Return an update's figures as plain values."""
     scores = {name: getattr(update, name) for name in FIGURES}
-    return {"loss": update.loss, **{name: s and s.as_lists() for name, s in scores.items()}}
+    return {"loss": update.loss, **{name: s and s.as_plain() for name, s in scores.items()}}
 
 
 def _figures(site_round: SiteRound) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _figures(site_round: SiteRound) -> dict[str, Any]:
 
 
 def _models(before: Mapping[str, Any] | None, site_round: SiteRound) -> dict[str, dict[str, Any] | None]:
-    """Return the last and the chosen model; the new one is chosen if its validation accuracy is the best so far."""
+    """Return the last and the chosen model; the new one is chosen if its validation score is the best so far."""
     kept = {name: before[name] if before else None for name in ("last", "chosen")}
     scores: Scores | None = getattr(site_round.update, site_round.moment)
     if site_round.model is None or scores is None:
@@ -138,7 +140,9 @@ def _models(before: Mapping[str, Any] | None, site_round: SiteRound) -> dict[str
     vector, buffers = site_round.model
     # A round's aggregation is evaluated in the next round.
     evaluated = site_round.round - (site_round.moment != "after_training")
-    new = {"round": evaluated, "vector": vector, "buffers": dict(buffers), "scores": scores.as_lists()}
+    new = {"round": evaluated, "vector": vector, "buffers": dict(buffers), "scores": scores.as_plain()}
     best = kept["chosen"]
-    better = best is None or scores.validation.accuracy > best["scores"][0][0]
+    mine = scores.validation[site_round.score]
+    theirs = best["scores"]["validation"][site_round.score] if best else None
+    better = best is None or (mine is not None and (theirs is None or mine > theirs))
     return {"last": new, "chosen": new if better else best}

@@ -13,6 +13,7 @@ from orchard.export.trained_model import TrainedModel
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord
 from orchard.sites.settings import load_site
+from orchard.tasks.registry import task_named
 
 Choice = Literal["last", "validation"]
 
@@ -52,8 +53,9 @@ def report(site_run: SiteRun) -> Iterator[str]:
     for name, what in (("chosen", "chosen by this site's validation data"), ("last", "the last")):
         model = content[name]
         if model:
-            scores = Scores.from_lists(model["scores"])
-            figures = f"test accuracy {scores.test.accuracy:.1%}, validation {scores.validation.accuracy:.1%}"
+            score = plan.task.measures[plan.task.score]
+            test, validation = (score.text(model["scores"][part][plan.task.score]) for part in ("test", "validation"))
+            figures = f"test {score.title} {test}, validation {validation}"
             yield f"{what}: round {model['round'] + 1}, {figures}"
     diagnostics = content["history"][-1]["diagnostics"]
     if "relationships" in diagnostics:
@@ -69,14 +71,14 @@ def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
     model, about, plan = site_run.content["last" if choice == "last" else "chosen"], site_run.about, site_run.plan
     if model is None:
         raise UserError("no model has been evaluated yet; wait for the first round to end")
-    classes = plan.agreement.classes
+    task = task_named(plan.task.name, plan.task.classes, about["scale"])
     trained = TrainedModel(
-        federation=Federation(plan.experiment, tuple(about["samples"]), tuple(about["shape"]), len(classes)),
+        federation=Federation(plan.experiment, tuple(about["samples"]), tuple(about["shape"]), task),
         client=about["site"],
         clients=len(plan.sites),
-        classes=classes,
+        sizes=about["sizes"],
         counts=about["counts"],
-        scores=Scores.from_lists(model["scores"]),
+        scores=Scores.from_plain(model["scores"]),
         round=model["round"],
         choice=choice,
         model=(model["vector"], model["buffers"]),

@@ -216,14 +216,13 @@ class Supervisor:
                 self.shown = round + 1
 
     def _line(self, line: dict[str, Any]) -> str:
-        """Return a line about a round: the mean accuracy, each site's accuracy, and failures."""
-        accuracy = line["after_training"]["test"]["accuracy"]
-        known = [a for a in accuracy if a is not None]
-        mean = f"mean {sum(known) / len(known):.1%}" if known else "nobody"
-        each = [
-            f"{site} {'-' if a is None else format(a, '.1%')}"
-            for site, a in zip(self.plan.sites, accuracy, strict=True)
-        ]
+        """Return a line about a round: the mean score, each site's score, and failures."""
+        task = self.plan.task
+        score = task.measures[task.score]
+        values = line["after_training"].get("test", {}).get(task.score, [None] * len(self.plan.sites))
+        known = [value for value in values if value is not None]
+        mean = f"mean {score.text(sum(known) / len(known))}" if known else "nobody"
+        each = [f"{site} {score.text(value)}" for site, value in zip(self.plan.sites, values, strict=True)]
         failures = [printable(str(reason)) for reason in line["failures"].values()]
         rounds = self.plan.experiment.rounds
         return "  ".join([f"round {line['round'] + 1}/{rounds}", mean, *each, f"{line['seconds']:.1f} s", *failures])

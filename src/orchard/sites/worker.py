@@ -5,6 +5,7 @@ site's own log has the details.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ from orchard.method import Moment
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
+from orchard.tasks.registry import task_named
+from orchard.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +118,14 @@ class SiteWorker:
         plan = Plan.from_json(str(message.get("plan")))
         self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
         torch.set_num_threads(self.enrolled.settings.threads)
-        return pack_enrolment(Enrolment(self.enrolled.data.shape, self.enrolled.record.about["counts"]))
+        data, about = self.enrolled.data, self.enrolled.record.about
+        moments = data.task.moments(data.clients[0].train.y)
+        return pack_enrolment(Enrolment(data.shape, about["sizes"], about["counts"], moments))
 
     def _start(self, message: Message) -> Message:
         if self.enrolled is None:
             raise MessageRejected("not enrolled")
-        self.started = started(self.enrolled, message.get("samples"), message.get("shape"))
+        self.started = started(self.enrolled, message.get("samples"), message.get("shape"), message.get("scale"))
         nothing = ClientUpdate({}, tuple(self.started.client.select(0)), None, None, None)
         return pack_update(nothing, 0)
 
@@ -159,6 +164,7 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
         buffers=network.buffers() if download.round < known.experiment.rounds else buffers,
         diagnostics=now.client.diagnostics(),
         moment=moment,
+        score=now.federation.task.score,
         model=models.get(moment),
     )
     known.record.write(done, site_round)
@@ -176,9 +182,10 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     if model not in MODELS and model not in settings.models:  # before anything of that name is imported
         raise MessageRejected("model not allowed here")
     index = plan.sites.index(name)
-    data = site_data(settings.data, name, index, tuple(plan.agreement.classes), plan.experiment)
+    data = site_data(settings.data, name, index, plan.task, plan.experiment)
     counts = {part: rows[0] for part, rows in data.class_counts().items()}
-    about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "counts": counts}
+    sizes = {part: sizes[0] for part, sizes in data.sizes().items()}
+    about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "sizes": sizes, "counts": counts}
     record = SiteRecord(settings.records / plan.run, about)
     before = record.newest()
     if before is not None and before["about"]["data"] != about["data"]:
@@ -193,7 +200,7 @@ def _same_run(one: Plan, other: Plan) -> bool:
     return same_classes and (one.sites, one.experiment) == (other.sites, other.experiment)
 
 
-def started(known: Enrolled, samples: object, shape: object) -> Started:
+def started(known: Enrolled, samples: object, shape: object, scale: object) -> Started:
     """Make the client and its network; raise if the federation does not fit the plan and this site's data."""
     own = len(known.data.clients[0].train.y)
     if (
@@ -204,9 +211,9 @@ def started(known: Enrolled, samples: object, shape: object) -> Started:
         or tuple(shape if isinstance(shape, list | tuple) else ()) != known.data.shape
     ):
         raise MessageRejected("not this federation")
-    experiment, data = known.experiment, known.data
-    federation = Federation(experiment, tuple(samples), data.shape, len(data.classes), known.settings.device)
-    known.record.about |= {"samples": list(samples), "shape": list(data.shape)}
+    experiment, data, task = known.experiment, known.data, _agreed_task(known.data.task, scale)
+    federation = Federation(experiment, tuple(samples), data.shape, task, known.settings.device)
+    known.record.about |= {"samples": list(samples), "shape": list(data.shape), "scale": task.scale()}
     client = experiment.method.client(known.index, federation)
     network = federation.network()
     held = data.clients[0].to(network.vector)
@@ -214,3 +221,18 @@ def started(known: Enrolled, samples: object, shape: object) -> Started:
     context = ClientContext(known.index, experiment, held, network, draws_randomly(network, data.shape), Stacker())
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, context, (client.state(), network.buffers()))
+
+
+def _agreed_task(task: Task, scale: object) -> Task:
+    """Return the task with the means and deviations that the server has made of all sites' moments."""
+    if task.scale() is None:
+        return task
+    lists = isinstance(scale, list | tuple) and len(scale) == 2 and all(isinstance(s, list | tuple) for s in scale)
+    if not isinstance(scale, list | tuple) or not lists:
+        raise MessageRejected("not this federation")
+    means, deviations = scale
+    numbers = [*means, *deviations]
+    fits = len(means) == len(deviations) == len(task.classes)
+    if not fits or not all(isinstance(n, float) and math.isfinite(n) for n in numbers) or min(deviations) <= 0:
+        raise MessageRejected("not this federation")
+    return task_named(task.name, task.classes, scale)

@@ -25,6 +25,7 @@ from orchard.engines.flare.messages import (
 )
 from orchard.engines.memory import return_freed_memory
 from orchard.errors import RunFailed
+from orchard.tasks.task import Task
 
 Carry = Callable[[Mapping[str, Message]], Mapping[str, Message | str]]
 """Sends messages to sites; returns each site's answer, or the reason why there is none."""
@@ -39,7 +40,7 @@ class Invitation:
     plan: str
     """As the coordinator signed it."""
     sites: Sequence[str]
-    classes: Sequence[str]
+    task: Task
     min_sites: int
     norm_bound: float
 
@@ -63,8 +64,16 @@ class FlareEngine:
         shapes = {enrolment.shape for enrolment in self.enrolled.values()}
         if len(shapes) > 1:
             raise RunFailed(f"sites differ in the shape of samples: {sorted(shapes)}")
-        counts = {part: [self.enrolled[site].counts[part] for site in self.sites] for part in DATA_PARTS}
-        return DataDistribution(self.sites, list(self.invitation.classes), list(shapes.pop()), None, counts)
+        known, task = [self.enrolled[site] for site in self.sites], self.invitation.task
+        return DataDistribution(
+            clients=self.sites,
+            classes=list(task.classes),
+            shape=list(shapes.pop()),
+            samples={part: [enrolment.samples[part] for enrolment in known] for part in DATA_PARTS},
+            counts={part: [enrolment.counts[part] for enrolment in known] for part in DATA_PARTS},
+            task=task.name,
+            scale=task.agreed([enrolment.moments for enrolment in known]).scale(),
+        )
 
     def _enrol_present(self) -> None:
         """Send the plan to the sites that are present; keep their enrolments."""
@@ -74,7 +83,7 @@ class FlareEngine:
     def _enrolment(self, answer: Message) -> Enrolment:
         if version_of(answer) != __version__:
             raise MessageRejected(_mismatch(answer))
-        return unpack_enrolment(answer, len(self.invitation.classes))
+        return unpack_enrolment(answer, self.invitation.task)
 
     def start(self, federation: Federation) -> Selections:
         """Tell every site about the federation; return what each selects for the first round.
@@ -86,7 +95,12 @@ class FlareEngine:
             self._enrol_present()
         self.bounds = Bounds.of(federation, self.invitation.norm_bound)
         self.rounds = federation.experiment.rounds
-        message = {"what": "start", "samples": list(federation.samples), "shape": list(federation.shape)}
+        message = {
+            "what": "start",
+            "samples": list(federation.samples),
+            "shape": list(federation.shape),
+            "scale": federation.task.scale(),
+        }
         updates = self._tell(message, lambda answer: unpack_update(answer, 0, self.bounds, trained=False))
         self._need(needed)
         return {self.sites.index(site): update.selected for site, update in updates.items()}

@@ -18,8 +18,8 @@ from orchard import __version__
 from orchard.core.contract import ClientUpdate, Download
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
-from orchard.core.measures import Measures
 from orchard.method import Traffic
+from orchard.tasks.task import Measures, Moments, Task
 
 Message = Mapping[str, Any]
 
@@ -42,10 +42,11 @@ def category(text: object) -> str:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What received vectors must be: declared by the method, finite, and not too large."""
+    """What received vectors must be: declared by the method, finite, and not too large; and figures: the task's."""
 
     traffic: Traffic
     norm: float
+    task: Task
 
     @classmethod
     def of(cls, federation: Federation, factor: float) -> Self:
@@ -53,7 +54,8 @@ class Bounds:
         core = federation.initial_core(0)
         if core.dtype != torch.float32:
             raise MessageRejected("model not float32")
-        return cls(federation.traffic, factor * float(torch.linalg.vector_norm(core, dtype=torch.float64)))
+        norm = factor * float(torch.linalg.vector_norm(core, dtype=torch.float64))
+        return cls(federation.traffic, norm, federation.task)
 
     def vectors(self, pairs: object, declared: Mapping[str, int]) -> dict[str, Tensor]:
         """Check and return received vectors by name, each in memory that PyTorch has allocated and aligned."""
@@ -113,7 +115,7 @@ def pack_update(update: ClientUpdate, round: int) -> Message:
         "upload": [[name, packed(vector)] for name, vector in update.upload.items()],
         "selected": list(update.selected),
         "loss": update.loss,
-        **{name: scores and scores.as_lists() for name, scores in figures.items()},
+        **{name: scores and scores.as_plain() for name, scores in figures.items()},
     }
 
 
@@ -132,39 +134,68 @@ def unpack_update(message: Message, round: int, bounds: Bounds, *, trained: bool
     return ClientUpdate(
         upload=upload,
         selected=tuple(name_of(name, bounds.traffic.down) for name in selected),
-        loss=None if loss is None else _number(loss, math.inf),
-        **{name: _scores(message.get(name)) for name in FIGURES},
+        loss=None if loss is None else _number(loss, 0.0, math.inf),
+        **{name: _scores(message.get(name), bounds.task) for name in FIGURES},
     )
 
 
 @dataclass(frozen=True)
 class Enrolment:
-    """What a site reports before the first round: the shape of its samples, and how many of each class."""
+    """What a site reports before the first round: the shape of its samples, how many it has, how many of each class."""
 
     shape: tuple[int, ...]
-    counts: Mapping[str, list[int]]
+    samples: Mapping[str, int]
     """By part: train, validation, test."""
+    counts: Mapping[str, list[int]]
+    """By part: how many samples hold each class."""
+    moments: Moments = ()
+    """Count, means and sums of squared deviations of the training targets, in regression."""
 
 
 def pack_enrolment(enrolment: Enrolment) -> Message:
     """Return an enrolment as a message."""
-    return {"orchard": __version__, "shape": list(enrolment.shape), "counts": dict(enrolment.counts)}
+    return {
+        "orchard": __version__,
+        "shape": list(enrolment.shape),
+        "samples": dict(enrolment.samples),
+        "counts": dict(enrolment.counts),
+        "moments": list(enrolment.moments),
+    }
 
 
-def unpack_enrolment(message: Message, classes: int) -> Enrolment:
+def unpack_enrolment(message: Message, task: Task) -> Enrolment:
     """Check and return a received enrolment."""
-    shape, counts = message.get("shape"), message.get("counts")
-    if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= 8 or not isinstance(counts, Mapping):
+    shape, samples, counts = message.get("shape"), message.get("samples"), message.get("counts")
+    if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= 8:
         raise MessageRejected("malformed")
-    checked: dict[str, list[int]] = {}
+    if not isinstance(samples, Mapping) or not isinstance(counts, Mapping):
+        raise MessageRejected("malformed")
+    sizes = {part: _count(samples.get(part), LARGEST_COUNT) for part in DATA_PARTS}
+    if not sizes["train"]:
+        raise MessageRejected("malformed")
+    rows: dict[str, list[int]] = {}
     for part in DATA_PARTS:
         row = counts.get(part)
-        if not isinstance(row, list | tuple) or len(row) != classes:
+        if not isinstance(row, list | tuple) or len(row) != len(task.classes):
             raise MessageRejected("wrong classes")
-        checked[part] = [_count(n, LARGEST_COUNT) for n in row]
-    if not sum(checked["train"]):
+        rows[part] = [_count(n, sizes[part]) for n in row]
+        if task.name == "classification" and sum(rows[part]) != sizes[part]:
+            raise MessageRejected("malformed")
+    dimensions = tuple(_count(n, LARGEST_COUNT) for n in shape)
+    return Enrolment(dimensions, sizes, rows, _moments(message.get("moments"), task, sizes["train"]))
+
+
+def _moments(value: object, task: Task, samples: int) -> Moments:
+    """Check and return the moments of a site's targets; a task without agreed targets has none."""
+    size = len(task.classes) if task.scale() is not None else 0
+    if not isinstance(value, list | tuple) or len(value) != (1 + 2 * size if size else 0):
         raise MessageRejected("malformed")
-    return Enrolment(tuple(_count(n, LARGEST_COUNT) for n in shape), checked)
+    if not size:
+        return ()
+    moments = [_number(figure, -math.inf, math.inf) for figure in value]
+    if moments[0] != samples or min(moments[1 + size :]) < 0:
+        raise MessageRejected("malformed")
+    return moments
 
 
 def version_of(message: Message) -> str:
@@ -173,24 +204,27 @@ def version_of(message: Message) -> str:
     return version if isinstance(version, str) and VERSION.fullmatch(version) else "of unknown version"
 
 
-def _scores(value: object) -> Scores | None:
+def _scores(value: object, task: Task) -> Scores | None:
     if value is None:
         return None
-    if not isinstance(value, list | tuple) or len(value) != 2:
+    if not isinstance(value, Mapping) or value.keys() != {"validation", "test"}:
         raise MessageRejected("malformed")
-    return Scores(_measures(value[0]), _measures(value[1]))
+    return Scores(_measures(value["validation"], task), _measures(value["test"], task))
 
 
-def _measures(value: object) -> Measures:
-    if not isinstance(value, list | tuple) or len(value) != len(Measures._fields) or value[0] is None:
+def _measures(value: object, task: Task) -> Measures:
+    if not isinstance(value, Mapping) or value.keys() != task.measures.keys():
         raise MessageRejected("malformed")
-    return Measures(*(None if figure is None else _number(figure, 1.0) for figure in value))  # type: ignore[arg-type]
+    return {
+        name: None if value[name] is None else _number(value[name], measure.low, measure.high)
+        for name, measure in task.measures.items()
+    }
 
 
-def _number(value: object, most: float) -> float:
+def _number(value: object, least: float, most: float) -> float:
     if not isinstance(value, float | int) or isinstance(value, bool):
         raise MessageRejected("malformed")
-    if not math.isfinite(value) or not 0 <= value <= most:
+    if not math.isfinite(value) or not least <= value <= most:
         raise MessageRejected("figure out of range")
     return float(value)
 
