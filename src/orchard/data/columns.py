@@ -25,14 +25,18 @@ NUMERIC = "biuf"
 """NumPy's letters for truth values, whole numbers and real numbers."""
 
 
+def is_plain(dtype: Any) -> bool:
+    """Tell whether a column of this type holds NumPy's numbers or truth values."""
+    return isinstance(dtype, np.dtype) and dtype.kind in NUMERIC
+
+
 def plain_column(column: "Series[Any]", decimal_comma: bool = False) -> "Series[Any] | NDArray[Any]":
     """Return numbers, truth values or text, with NaN or None where a value is missing; leave other types alone."""
     from pandas import CategoricalDtype
 
-    kind = column.dtype.kind
-    if isinstance(column.dtype, np.dtype) and kind in f"{NUMERIC}mMc":
+    if is_plain(column.dtype):
         return column
-    if kind in "iuf":  # pandas' or Arrow's own numbers
+    if column.dtype.kind in "iuf":  # pandas' or Arrow's own numbers
         return column.to_numpy(np.float64, na_value=np.nan) if column.hasnans else column.to_numpy()
     if isinstance(column.dtype, CategoricalDtype) and column.dtype.categories.dtype.kind in NUMERIC:
         return column  # somebody said that these numbers are categories
@@ -82,7 +86,7 @@ def _taken(values: list[Any], codes: NDArray[np.int64]) -> NDArray[Any]:
 
 def numbers_of(column: "Series[Any]") -> tuple[Numbers, int | None]:
     """Return a plain column as numbers, NaN where missing, and the first row that is no number, if there is one."""
-    if isinstance(column.dtype, np.dtype) and column.dtype.kind in NUMERIC:
+    if is_plain(column.dtype):
         return column.to_numpy(np.float64), None
     try:
         codes, values = column.astype(object).factorize()
@@ -113,7 +117,7 @@ def names_of(column: "Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
 
 def is_numeric(column: "Series[Any]") -> bool:
     """Tell whether a plain column holds numbers or truth values."""
-    if isinstance(column.dtype, np.dtype) and column.dtype.kind in NUMERIC:
+    if is_plain(column.dtype):
         return True
     present = column[column.notna()]
     return column.dtype == object and len(present) > 0 and all(isinstance(value, bool) for value in present)

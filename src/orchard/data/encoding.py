@@ -4,20 +4,20 @@ A number is one feature, NaN where it is missing. A category is one feature for 
 for the others; all are 0 where it is missing. A column that may lack values has one more feature, 1 where it does.
 """
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, model_validator
 
-from orchard.data.columns import names_of, numbers_of, other_type
-from orchard.data.kinds import find_columns, no_column, row_number, shown
-from orchard.data.table_settings import TableSettings
+from orchard.data.columns import names_of, numbers_of
+from orchard.data.kinds import find_columns, misfit, missing_counts, no_column
+from orchard.data.table_settings import Kind, TableSettings
 from orchard.errors import UserError
 from orchard.settings import Settings, validated
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 MOST_FEATURES = 10_000
 
@@ -34,6 +34,11 @@ class FeatureColumn(Settings):
     """The levels of a category; None for a number."""
     marks_missing: bool
     """Whether one more feature says where a value is missing."""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the column."""
+        return "number" if self.levels is None else list(self.levels)
 
     @property
     def features(self) -> list[str]:
@@ -73,12 +78,12 @@ class Schema(Settings):
 
 def make_schema(frame: "DataFrame", settings: TableSettings, place: str = "table") -> Schema:
     """Return how the rows of a table become numbers; with `columns` given, every column marks missing values."""
-    given = settings.columns is not None
+    given, missing = settings.columns is not None, missing_counts(frame)
     columns = [
         FeatureColumn(
             name=name,
             levels=None if kind == "number" else tuple(kind),
-            marks_missing=given or bool(frame[name].isna().any()),
+            marks_missing=given or missing[name] > 0,
         )
         for name, kind in find_columns(frame, settings, place).items()
     ]
@@ -87,51 +92,21 @@ def make_schema(frame: "DataFrame", settings: TableSettings, place: str = "table
 
 def encode(frame: "DataFrame", schema: Schema, place: str, predicting: bool = False) -> Rows:
     """Return the rows as numbers, rows × features; an unknown level raises, or is all 0 when `predicting`."""
-    parts = np.zeros(
-        (len(schema.features()), len(frame)), np.float32
-    )  # one feature after the other: columns are copied
+    features = np.zeros((len(schema.features()), len(frame)), np.float32)  # turned around at the end: this is faster
     start = 0
     for column in schema.columns:
         if column.name not in frame.columns:
             raise UserError(f"{place}: {no_column(column.name, frame)}")
-        values = frame[column.name]
-        end = start + len(column.features)
+        values, end = frame[column.name], start + len(column.features)
+        if reason := misfit(values, column.kind, predicting):
+            raise UserError(f"{place}: {reason}")
         if column.levels is None:
-            parts[start] = _numbers(values, place)
+            features[start] = numbers_of(values)[0]
         else:
-            _mark_levels(values, column.levels, parts[start:end], place, predicting)
+            positions, found = names_of(values)
+            for k, level in enumerate(column.levels):
+                features[start + k] = positions == found.index(level) if level in found else 0
         if column.marks_missing:
-            parts[end - 1] = values.isna()
+            features[end - 1] = values.isna()
         start = end
-    return np.ascontiguousarray(parts.T)
-
-
-def _numbers(values: "Series[Any]", place: str) -> Rows:
-    numbers, wrong = numbers_of(values)
-    if wrong is not None:
-        row = row_number(values, wrong)
-        raise UserError(f"{place}: row {row}: {values.name!r} is {shown(values.iloc[wrong])}, not a number")
-    with np.errstate(over="ignore"):  # too large values become infinite, and then raise below
-        rows = numbers.astype(np.float32)
-    infinite = np.isinf(rows)
-    if infinite.any():
-        first = int(infinite.argmax())
-        row = row_number(values, first)
-        raise UserError(f"{place}: row {row}: {values.name!r} is {numbers[first]}, which is infinite or too large")
-    return rows
-
-
-def _mark_levels(values: "Series[Any]", levels: tuple[str, ...], marks: Rows, place: str, predicting: bool) -> None:
-    """Write 1 where a row has a level, into levels × rows of zeros."""
-    if (strange := other_type(values)) is not None:
-        raise UserError(f"{place}: {values.name!r} holds {strange}, but is a category")
-    positions, found = names_of(values)
-    for k, name in enumerate(found):
-        if name in levels:
-            marks[levels.index(name), positions == k] = 1
-        elif not predicting:
-            row = row_number(values, int((positions == k).argmax()))
-            raise UserError(
-                f"{place}: row {row}: {values.name!r} is {shown(name)}, "
-                f"which is none of its levels: {', '.join(levels)}"
-            )
+    return np.ascontiguousarray(features.T)

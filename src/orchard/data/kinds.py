@@ -24,6 +24,9 @@ IDENTIFIERS_SHARE = 0.9
 """Texts of which at least this share of rows has different ones are identifiers."""
 IDENTIFIER = re.compile(r"(?i:(^|[^a-z])(id|ids|uid|uuid|mrn|nr|no|key|index)([^a-z]|$))|[a-z]I[dD]$|^Unnamed")
 """How columns of identifiers are called: id, patient_id, PatientID, or nothing at all."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Features and targets are single-precision numbers."""
+REASONS_SHOWN = 5
 LONGEST = 60
 """How much of a value or of a list of levels a message shows."""
 
@@ -50,23 +53,26 @@ def find_columns(frame: "DataFrame", settings: TableSettings, place: str = "tabl
     """Return the kind of each feature column; raise if one cannot be used, and warn if one may be an identifier."""
     check_names(frame, settings, place)
     if settings.columns is not None:
-        return {name: kind if kind == "number" else [*map(level_name, kind)] for name, kind in settings.columns.items()}
+        return {name: _given(kind) for name, kind in settings.columns.items()}
     used = {*settings.targets, *settings.drop, settings.site}
     kinds: dict[str, Kind] = {}
     unusable: dict[str, str] = {}
-    for name in frame.columns:
+    missing = missing_counts(frame)
+    for name, column in frame.items():
         if name not in used:
             try:
-                kinds[name] = _kind(frame[name])
+                kinds[str(name)] = _kind(column, missing[str(name)])
             except Unusable as reason:
-                unusable[name] = str(reason)
+                unusable[str(name)] = str(reason)
     if unusable:
-        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in unusable.items())
-        raise UserError(f"{place}: some columns cannot be used: {reasons}. Leave them out: drop = {list(unusable)!r}")
+        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in list(unusable.items())[:REASONS_SHOWN])
+        more = f"; and {len(unusable) - REASONS_SHOWN} more" if len(unusable) > REASONS_SHOWN else ""
+        names = shortened(repr(list(unusable)), 1000)
+        raise UserError(f"{place}: columns cannot be used: {reasons}{more}. To leave them out: drop = {names}")
     if not kinds:
         raise UserError(f"{place}: has no column to learn from besides {', '.join(sorted(filter(None, used)))}")
-    for name in kinds:
-        if _looks_like_identifiers(frame[name]):
+    for name in filter(IDENTIFIER.search, kinds):
+        if _are_identifiers(frame[name]):
             warnings.warn(
                 f"{place}: {name!r} looks like an identifier; if it is one, drop it", DataWarning, stacklevel=2
             )
@@ -79,23 +85,48 @@ def describe_columns(frame: "DataFrame", settings: TableSettings, place: str = "
     uses = {**dict.fromkeys(settings.drop, "dropped"), **dict.fromkeys(settings.targets, "target")}
     if settings.site is not None:
         uses[settings.site] = "site"
-    return [_description(frame[name], uses.get(name), settings) for name in frame.columns]
+    missing = missing_counts(frame)
+    return [_description(column, missing[str(name)], uses.get(str(name)), settings) for name, column in frame.items()]
 
 
-def _description(column: "Series[Any]", use: str | None, settings: TableSettings) -> ColumnDescription:
-    name, missing = str(column.name), int(column.isna().sum())
+def _description(column: "Series[Any]", missing: int, use: str | None, settings: TableSettings) -> ColumnDescription:
+    name = str(column.name)
     if use is None and settings.columns is not None and name not in settings.columns:
         use = "not listed"
     if use is not None:
         return ColumnDescription(name, use, missing, _values(column))
     try:
-        kind = _kind(column) if settings.columns is None else settings.columns[name]
+        kind = _kind(column, missing) if settings.columns is None else _given(settings.columns[name])
     except Unusable as reason:
         return ColumnDescription(name, "cannot be used", missing, _values(column), str(reason))
     if kind != "number":
-        return ColumnDescription(name, "category", missing, shortened(", ".join(kind), LONGEST))
-    problem = "looks like an identifier" if _looks_like_identifiers(column) else ""
+        return ColumnDescription(name, "category", missing, shortened(", ".join(kind), LONGEST), misfit(column, kind))
+    problem = misfit(column, kind)
+    if IDENTIFIER.search(name) and _are_identifiers(column):
+        problem = "looks like an identifier"
     return ColumnDescription(name, "number", missing, _values(column), problem)
+
+
+def misfit(column: "Series[Any]", kind: Kind, predicting: bool = False) -> str:
+    """Return what does not fit the kind of a column, and where; nothing if all fits.
+
+    Rows that are to be predicted may have levels that nobody knows.
+    """
+    if (strange := other_type(column)) is not None:
+        return f"{column.name!r} holds {strange}"
+    if kind == "number":
+        numbers, wrong = numbers_of(column)
+        if wrong is not None:
+            return f"row {row_number(column, wrong)}: {column.name!r} is {shown(column.iloc[wrong])}, not a number"
+        too_large = np.abs(numbers) > LARGEST
+        row = row_number(column, int(too_large.argmax())) if too_large.any() else None
+        return f"row {row}: {column.name!r} is infinite or too large" if row else ""
+    positions, found = names_of(column)
+    for k, name in enumerate(found):
+        if not predicting and name not in kind:
+            row = row_number(column, int((positions == k).argmax()))
+            return f"row {row}: {column.name!r} is {shown(name)}, which is none of its levels: {', '.join(kind)}"
+    return ""
 
 
 def check_names(frame: "DataFrame", settings: TableSettings, place: str) -> None:
@@ -124,19 +155,28 @@ def shown(value: object) -> str:
     return repr(shortened(readable(str(value)), LONGEST))
 
 
-def _kind(column: "Series[Any]") -> Kind:
+def _given(kind: Kind) -> Kind:
+    """Return a kind that people wrote, with the names that levels have everywhere: 1 for 1.0."""
+    return kind if kind == "number" else [level_name(level) for level in kind]
+
+
+def missing_counts(frame: "DataFrame") -> dict[str, int]:
+    """Return how many values each column lacks."""
+    return dict(zip(frame.columns, frame.isna().sum().tolist(), strict=True))  # at once: 10,000 columns take a while
+
+
+def _kind(column: "Series[Any]", missing: int) -> Kind:
     """Return the kind of a column; raise Unusable if it has none."""
-    missing = column.isna().to_numpy()
-    if missing.all():
+    if missing == len(column):
         raise Unusable("all values are missing")
     if (strange := other_type(column)) is not None:
         raise Unusable(f"it holds {strange}")
     if is_numeric(column):
         numbers, _ = numbers_of(column)
-        if not missing.any() and numbers.min() == numbers.max():
+        if not missing and numbers.min() == numbers.max():
             raise Unusable(f"every row holds {level_name(numbers[0])}")
         return "number"
-    return _levels(column, int((~missing).sum()))
+    return _levels(column, len(column) - missing)
 
 
 def _levels(column: "Series[Any]", present: int) -> list[str]:
@@ -145,7 +185,7 @@ def _levels(column: "Series[Any]", present: int) -> list[str]:
     if are_dates(levels):
         raise Unusable("it holds dates")
     numeric = np.array([*map(is_number, levels), False])[positions]
-    if 2 * numeric.sum() >= present and column.dtype.kind == "O":
+    if present > numeric.sum() >= present / 2:
         first = int((~numeric & (positions >= 0)).argmax())
         wrong = f"row {row_number(column, first)} holds {shown(column.iloc[first])}"
         raise Unusable(f"most values are numbers, but {wrong}; correct it, or list the levels in columns")
@@ -158,9 +198,9 @@ def _levels(column: "Series[Any]", present: int) -> list[str]:
     return levels
 
 
-def _looks_like_identifiers(column: "Series[Any]") -> bool:
-    """Tell whether a column of whole numbers, all different, is named like one of identifiers."""
-    if not IDENTIFIER.search(str(column.name)) or not is_numeric(column):
+def _are_identifiers(column: "Series[Any]") -> bool:
+    """Tell whether a column holds whole numbers, all different."""
+    if not is_numeric(column):
         return False
     numbers, _ = numbers_of(column)
     present = numbers[np.isfinite(numbers)]
@@ -169,9 +209,10 @@ def _looks_like_identifiers(column: "Series[Any]") -> bool:
 
 def _values(column: "Series[Any]") -> str:
     """Return the range of a column's numbers, or its first levels."""
-    if column.isna().all() or other_type(column) is not None:
+    if other_type(column) is not None:
         return ""
     if is_numeric(column):
         numbers, _ = numbers_of(column)
-        return f"{level_name(np.nanmin(numbers))} to {level_name(np.nanmax(numbers))}"
+        present = numbers[~np.isnan(numbers)]
+        return f"{level_name(present.min())} to {level_name(present.max())}" if len(present) else ""
     return shortened(", ".join(names_of(column)[1]), LONGEST)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchard.data.columns import plain_column
+from orchard.data.columns import is_plain, plain_column
 from orchard.data.table_settings import MISSING, is_number
 from orchard.errors import UserError
 from orchard.text import readable, shortened
@@ -57,18 +57,17 @@ def read_table(path: Path) -> "DataFrame":
 
 def as_table(frame: "DataFrame", place: str, decimal_comma: bool = False) -> "DataFrame":
     """Return a copy of a data frame with plain columns and rows numbered from 0; raise if it is not a table."""
-    from pandas import DataFrame
-
     if frame.columns.nlevels > 1:
         raise UserError(f"{place}: names of columns have {frame.columns.nlevels} levels; give each column one name")
     names = [str(name).strip() for name in frame.columns]
     _check_names(names, place)
     if len(frame) == 0:
         raise UserError(f"{place}: has names of columns but no rows")
-    columns = {
-        name: plain_column(column, decimal_comma) for name, (_, column) in zip(names, frame.items(), strict=True)
-    }
-    return DataFrame({name: getattr(column, "array", column) for name, column in columns.items()})
+    table = frame.set_axis(names, axis=1).reset_index(drop=True)
+    for name, dtype in zip(names, frame.dtypes, strict=True):
+        if not is_plain(dtype):
+            table[name] = plain_column(table[name], decimal_comma)
+    return table
 
 
 def join_tables(tables: Mapping[str, "DataFrame"]) -> "DataFrame":
@@ -80,8 +79,7 @@ def join_tables(tables: Mapping[str, "DataFrame"]) -> "DataFrame":
         for name in model.columns.symmetric_difference(table.columns, sort=False):
             having, lacking = (first, place) if name in model.columns else (place, first)
             raise UserError(f"{lacking}: has no column {name!r}, but {having} has; all sites need the same columns")
-    objects = [table.astype({name: object for name in table if table[name].dtype == bool}) for table in tables.values()]
-    return as_table(concat(objects, ignore_index=True), "all sites")
+    return as_table(concat(tables.values(), ignore_index=True), "all sites")
 
 
 def need_pandas() -> None:
@@ -96,7 +94,8 @@ def need_pandas() -> None:
 def _check_names(names: Sequence[str], place: str) -> None:
     """Raise unless every column has a name of its own."""
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
-    if names and all(map(is_number, names)) and (times > 1 or any("." in name for name in names)):
+    numeric = [is_number(name) or name in MISSING for name in names]
+    if all(numeric) and any(map(is_number, names)) and (times > 1 or any("." in name for name in names)):
         raise UserError(f"{place}: its first line holds numbers, not the names of columns; add a line of names above")
     if times > 1:
         raise UserError(f"{place}: {times} columns have the name {name!r}; rename them")
@@ -123,11 +122,10 @@ def _read_csv(content: bytes, place: str) -> "DataFrame":
             keep_default_na=False,
             na_values=sorted(MISSING),
             low_memory=False,  # types are found from the whole column
-            float_precision="round_trip",
         )
     except (ValueError, OverflowError) as error:
         raise UserError(f"{place}: cannot be read as a table: {error}") from None
-    return as_table(frame, place, decimal_comma=separator == ";")
+    return as_table(frame.copy(), place, decimal_comma=separator == ";")  # copied, thousands of columns lie together
 
 
 def _decoded(content: bytes, place: str) -> str:
@@ -135,16 +133,15 @@ def _decoded(content: bytes, place: str) -> str:
     for start, name in OTHER_FORMATS.items():
         if content.startswith(start):
             raise UserError(f"{place}: is no CSV file but {name}")
-    encoding = "utf-16" if content.startswith(UTF_16) else "utf-8-sig"
+    encoding = "UTF-16" if content.startswith(UTF_16) else "UTF-8"
     try:
-        text = content.decode(encoding)
+        text = content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        if b"\0" not in content:
-            line = content.count(b"\n", 0, error.start) + 1
-            raise UserError(f"{place}: line {line}: is not {encoding[:6].upper()}; save the file as UTF-8") from None
-        text = "\0"
+        line = content[: error.start].decode(encoding, "ignore").count("\n") + 1
+        raise UserError(f"{place}: line {line}: is not {encoding}; save the file as CSV in UTF-8") from None
     if "\0" in text:
-        raise UserError(f"{place}: holds a NUL byte, so it is no text; save the table as CSV in UTF-8")
+        line = text[: text.index("\0")].count("\n") + 1
+        raise UserError(f"{place}: line {line}: holds a NUL byte, so it is no text; save the file as CSV in UTF-8")
     return text
 
 
@@ -176,7 +173,8 @@ def _checked_lines(text: str, separator: str, place: str) -> list[str]:
                 _check_names(names, place)
             elif len(row) != len(names):
                 raise UserError(
-                    f"{place}: line {reader.line_num}: has {len(row)} values, but there are {len(names)} columns"
+                    f"{place}: line {reader.line_num}: the number of values is {len(row)}, not {len(names)} "
+                    "as in the first line"
                 )
     except csv.Error as error:
         raise UserError(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from orchard.data.columns import are_dates, is_numeric, names_of, numbers_of, other_type
-from orchard.data.kinds import FEWEST_IDENTIFIERS, IDENTIFIERS_SHARE, check_names, no_column, row_number, shown
+from orchard.data.columns import are_dates, is_plain, names_of, numbers_of, other_type
+from orchard.data.kinds import FEWEST_IDENTIFIERS, IDENTIFIERS_SHARE, check_names, misfit, no_column, row_number, shown
 from orchard.data.table_settings import TableSettings
 from orchard.errors import UserError
-from orchard.text import readable
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -53,15 +52,11 @@ class Targets:
 
     def numbers(self) -> NDArray[np.float32]:
         """Return the targets as numbers, rows × columns; raise if one is no number."""
-        columns = []
-        for name in self.frame.columns:
-            numbers, wrong = numbers_of(self.frame[name])
-            if wrong is not None:
-                value = shown(self.frame[name].iloc[wrong])
-                row = row_number(self.frame, wrong)
-                raise UserError(f"{self.place}: row {row}: the target {name!r} is {value}, not a number")
-            columns.append(numbers)
-        return np.stack(columns, axis=1).astype(np.float32)
+        columns = [column for _, column in self.frame.items()]
+        for column in columns:
+            if reason := misfit(column, "number"):
+                raise UserError(f"{self.place}: {reason}")
+        return np.stack([numbers_of(column)[0] for column in columns], axis=1).astype(np.float32)
 
 
 def read_targets(frame: "DataFrame", settings: TableSettings, place: str) -> Targets:
@@ -70,23 +65,18 @@ def read_targets(frame: "DataFrame", settings: TableSettings, place: str) -> Tar
     chosen = frame[settings.targets]
     for name in settings.targets:
         _check_target(chosen[name], place)
-    numeric = [name for name in settings.targets if is_numeric(chosen[name])]
     if len(settings.targets) == 1:
         return _one_target(chosen, place)
-    if len(numeric) == len(settings.targets):
-        binary = all(np.isin(numbers_of(chosen[name])[0], (0, 1)).all() for name in numeric)
-        return Targets(chosen, place, "findings" if binary else "numbers")
-    other = next(name for name in settings.targets if name not in numeric)
-    row = row_number(chosen, numbers_of(chosen[other])[1] or 0)
-    value = shown(chosen[other].loc[chosen.index[numbers_of(chosen[other])[1] or 0]])
-    raise UserError(
-        f"{place}: row {row}: the target {other!r} is {value}; several targets are all 0 or 1, or all numbers"
-    )
+    wrong = [reason for name in settings.targets if (reason := misfit(chosen[name], "number"))]
+    if wrong:
+        raise UserError(f"{place}: {wrong[0]}; several targets are all 0 or 1, or all numbers")
+    binary = all(np.isin(numbers_of(chosen[name])[0], (0, 1)).all() for name in settings.targets)
+    return Targets(chosen, place, "findings" if binary else "numbers")
 
 
 def _one_target(chosen: "DataFrame", place: str) -> Targets:
     column = chosen.iloc[:, 0]
-    if is_numeric(column) and column.dtype.kind in "iuf":
+    if is_plain(column.dtype) and column.dtype != bool:
         numbers, _ = numbers_of(column)
         if not (numbers == np.round(numbers)).all():
             return Targets(chosen, place, "numbers")
@@ -118,11 +108,8 @@ def _check_target(column: "Series[Any]", place: str) -> None:
         )
     if (strange := other_type(column)) is not None:
         raise UserError(f"{place}: the target {column.name!r} holds {strange}; they cannot be predicted")
-    numbers, _ = numbers_of(column)
-    infinite = np.isinf(numbers)
-    if infinite.any():
-        row = row_number(column, int(infinite.argmax()))
-        raise UserError(f"{place}: row {row}: the target {column.name!r} is infinite")
+    if is_plain(column.dtype) and (reason := misfit(column, "number")):
+        raise UserError(f"{place}: {reason}")
 
 
 def rows_by_site(frame: "DataFrame", column: str, place: str = "table") -> dict[str, NDArray[np.int64]]:
@@ -146,4 +133,4 @@ def rows_by_site(frame: "DataFrame", column: str, place: str = "table") -> dict[
                 f"{place}: the site {shown(name)} has {count} row{'s' * (count > 1)}; "
                 f"a site needs at least {FEWEST_ROWS}, to train, validate and test; is {column!r} the column of sites?"
             )
-    return dict(zip(map(readable, names), np.split(order, np.cumsum(counts)[:-1]), strict=True))
+    return dict(zip(names, np.split(order, np.cumsum(counts)[:-1]), strict=True))
