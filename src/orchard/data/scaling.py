@@ -96,6 +96,6 @@ class Scaling(Settings):
     def apply(self, x: Rows) -> Rows:
         """Return a copy of encoded rows, standardised; a missing value becomes 0, the mean."""
         if x.shape[1:] != (len(self.means),):
-            raise UserError(f"scaling: is of {len(self.means)} features, but rows have {x.shape[1:]}")
+            raise UserError(f"scaling: has {len(self.means)} features, but rows have {x.shape[1]}")
         scaled: NDArray[np.float64] = (x.astype(np.float64) - self.means) / self.deviations
         return np.nan_to_num(scaled).astype(np.float32)

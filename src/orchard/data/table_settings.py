@@ -1,6 +1,7 @@
 """How a table is to be used: which columns are targets, sites and features. Needs neither pandas nor PyTorch."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -64,7 +65,7 @@ class TableSettings(Settings):
         uses["columns"] = list(self.columns or ())
         for use, other in (("site", "target"), ("drop", "target"), ("drop", "site")):
             for name in sorted(set(uses[use]) & set(uses[other])):
-                raise ValueError(f"{use} = {getattr(self, use)!r}: {name!r} is also a {other}; a column has one use")
+                raise ValueError(f"{use}: {name!r} is also in {other}; a column has one use")
         for use in ("target", "site", "drop"):
             for name in sorted(set(uses[use]) & set(uses["columns"])):
                 raise ValueError(f"columns.{name}: is also in {use}; a column has one use")
@@ -111,10 +112,10 @@ def _is_text(values: object) -> bool:
 
 
 def _check_different(field: str, names: Sequence[str]) -> None:
-    for name in names:
+    for name, times in Counter(names).items():
         if not name.strip():
             raise ValueError(f"{field} = {name!r}: the name of a column is empty")
-        if names.count(name) > 1:
+        if times > 1:
             raise ValueError(f"{field}: names {name!r} twice")
 
 

@@ -130,7 +130,7 @@ def rows_by_site(frame: "DataFrame", column: str, place: str = "table") -> dict[
     for name, count in zip(names, counts, strict=True):
         if count < FEWEST_ROWS:
             raise UserError(
-                f"{place}: the site {shown(name)} has {count} row{'s' * (count > 1)}; "
+                f"{place}: the site {shown(name)} has {count} {'row' if count == 1 else 'rows'}; "
                 f"a site needs at least {FEWEST_ROWS}, to train, validate and test; is {column!r} the column of sites?"
             )
     return dict(zip(names, np.split(order, np.cumsum(counts)[:-1]), strict=True))
