@@ -160,7 +160,7 @@ def test_the_kind_of_a_column(values: Any, kind: Any) -> None:
         ),
         (["2024-01-31", "2024-02-01", None], "it holds dates"),
         (["31.1.2024", "1.2.24 10:30", "1/2/2024"], "it holds dates"),
-        (pd.to_datetime(["2024-01-31", "2024-02-01", None]), "it holds dates"),
+        (pd.to_datetime(["2024-01-31", "2024-02-01", "NaT"]), "it holds dates"),
         (pd.to_timedelta([1, 2, 3], "h"), "it holds durations"),
         ([[1], [2], [3]], "it holds values of type list"),
         ([1j, 2j, 3j], "it holds complex numbers"),

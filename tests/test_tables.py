@@ -47,6 +47,7 @@ def rows(frame: pd.DataFrame) -> list[list[object]]:
         PATIENTS.replace(",", ";").replace("145.5", "145,5"),
         PATIENTS.replace(",", "\t"),
         PATIENTS.replace("\n", "\r\n"),
+        PATIENTS.replace("\n", "\r"),
         PATIENTS.replace("\n", "\n\n") + "   \n",
         PATIENTS.replace(",", " , "),
         PATIENTS.replace("female", '"female"').replace("age", '"age"').replace("145.5", '"145.5"'),
@@ -74,6 +75,10 @@ def test_commas_in_text_do_not_separate(write: Write) -> None:
     assert rows(table) == [[70.5, "a; b"], [80.5, "two"]]
 
 
+def test_a_value_stays_in_its_column_after_a_blank_line(write: Write) -> None:
+    assert rows(read_table(write("a,b\r1,2\r \r,3\r"))) == [[1, 2], [None, 3]]
+
+
 def test_truth_values_and_missing_ones(write: Write) -> None:
     table = read_table(write("smoker,treated\nTrue,false\nFalse,TRUE\n,true\n"))
     assert rows(table) == [[True, False], [False, True], [None, True]]
@@ -81,6 +86,10 @@ def test_truth_values_and_missing_ones(write: Write) -> None:
 
 def test_nothing_is_executed(write: Write) -> None:
     assert rows(read_table(write("a,b\n=1+1,=cmd|' /C calc'!A0\n2,3\n")))[0] == ["=1+1", "=cmd|' /C calc'!A0"]
+
+
+def test_a_name_is_on_one_line(write: Write) -> None:
+    assert list(read_table(write('"blood\n pressure ",b\n1,2\n')).columns) == ["blood pressure", "b"]
 
 
 def test_a_column_without_a_name_gets_one(write: Write) -> None:

@@ -70,7 +70,9 @@ def find_columns(frame: "DataFrame", settings: TableSettings, place: str = "tabl
         names = shortened(repr(list(unusable)), 1000)
         raise UserError(f"{place}: columns cannot be used: {reasons}{more}. To leave them out: drop = {names}")
     if not kinds:
-        raise UserError(f"{place}: has no column to learn from besides {', '.join(sorted(filter(None, used)))}")
+        raise UserError(
+            f"{place}: has no column to learn from besides {shortened(repr(sorted(filter(None, used))), 200)}"
+        )
     for name in filter(IDENTIFIER.search, kinds):
         if _are_identifiers(frame[name]):
             warnings.warn(

@@ -59,7 +59,7 @@ def as_table(frame: "DataFrame", place: str, decimal_comma: bool = False) -> "Da
     """Return a copy of a data frame with plain columns and rows numbered from 0; raise if it is not a table."""
     if frame.columns.nlevels > 1:
         raise UserError(f"{place}: names of columns have {frame.columns.nlevels} levels; give each column one name")
-    names = [str(name).strip() for name in frame.columns]
+    names = [_name(name) for name in frame.columns]
     _check_names(names, place)
     if len(frame) == 0:
         raise UserError(f"{place}: has names of columns but no rows")
@@ -89,6 +89,11 @@ def need_pandas() -> None:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError:
         raise UserError("tables need pandas and pyarrow; install them with: pip install 'orchard[tables]'") from None
+
+
+def _name(name: object) -> str:
+    """Return the name of a column on one line."""
+    return " ".join(str(name).split())
 
 
 def _check_names(names: Sequence[str], place: str) -> None:
@@ -142,7 +147,7 @@ def _decoded(content: bytes, place: str) -> str:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise UserError(f"{place}: line {line}: holds a NUL byte, so it is no text; save the file as CSV in UTF-8")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # pandas shifts values where blank lines end with \r alone
 
 
 def _separator(text: str) -> str:
@@ -169,7 +174,7 @@ def _checked_lines(text: str, separator: str, place: str) -> list[str]:
             if not row or (len(row) == 1 and not row[0].strip()):
                 continue  # pandas skips blank lines too
             if not names:
-                names = [name.strip() or f"Unnamed: {k}" for k, name in enumerate(row)]
+                names = [_name(name) or f"Unnamed: {k}" for k, name in enumerate(row)]
                 _check_names(names, place)
             elif len(row) != len(names):
                 raise UserError(
@@ -190,7 +195,7 @@ def _read_parquet(content: bytes, place: str) -> "DataFrame":
     try:
         file = parquet.ParquetFile(pa.BufferReader(content))
         fields = [field for field in file.schema_arrow if not INDEX_COLUMN.fullmatch(field.name)]
-        _check_names([field.name for field in fields], place)
+        _check_names([_name(field.name) for field in fields], place)
         for field in fields:
             if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
                 raise UserError(
