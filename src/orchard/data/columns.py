@@ -37,7 +37,7 @@ def plain_column(column: "Series[Any]", decimal_comma: bool = False) -> "Series[
     if is_plain(column.dtype):
         return column
     if column.dtype.kind in "iuf":  # pandas' or Arrow's own numbers
-        return column.to_numpy(np.float64, na_value=np.nan) if column.hasnans else column.to_numpy()
+        return column.to_numpy(np.float64, na_value=np.nan)
     if isinstance(column.dtype, CategoricalDtype) and column.dtype.categories.dtype.kind in NUMERIC:
         return column  # somebody said that these numbers are categories
     try:
@@ -50,7 +50,9 @@ def plain_column(column: "Series[Any]", decimal_comma: bool = False) -> "Series[
 
 def _plain_values(values: list[Any], decimal_comma: bool) -> list[Any] | None:
     """Return each different value as a float, a truth value or text, None if missing; or None for other types."""
-    if not all(isinstance(value, str | bool | np.bool_ | int | float | Decimal | np.number) for value in values):
+    if not all(
+        isinstance(value, str | bool | np.bool_ | int | float | Decimal | np.integer | np.floating) for value in values
+    ):
         return None
     texts = [value.strip() if isinstance(value, str) else value for value in values]
     if decimal_comma and not any(isinstance(text, str) and "." in text for text in texts):
@@ -102,7 +104,7 @@ def _number(value: Any) -> float:
     """Return a value as a number, NaN if it is none."""
     if isinstance(value, str):
         return float(value) if is_number(value) else np.nan
-    return float(value) if isinstance(value, bool | int | float | np.number) else np.nan
+    return float(value) if isinstance(value, bool | int | float | np.integer | np.floating) else np.nan
 
 
 def names_of(column: "Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
