@@ -241,6 +241,7 @@ def test_tables_of_several_sites_are_joined_by_name() -> None:
         join_tables({"north.csv": north, "west.csv": north.drop(columns="sex")})
 
 
+@pytest.mark.slow  # not because it is, but to measure without the tracing of lines
 def test_ten_thousand_columns_take_less_than_two_seconds(tmp_path: Path) -> None:
     names = [f"gene{k}" for k in range(10_001)]
     values = np.arange(20 * 10_001).reshape(20, -1) * 7 % 1000 / 10
