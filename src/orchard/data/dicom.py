@@ -1,6 +1,10 @@
 """Read DICOM: a file with an image or a volume, or a folder with one file for each slice of a volume."""
 
+import logging
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +48,7 @@ SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 GREY = ("MONOCHROME1", "MONOCHROME2")
 BRIGHTNESS = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 """The weights of red, green and blue, as for image files."""
+ONE_AT_A_TIME = threading.Lock()
 UNEVEN = 0.1
 """Distances between slices may differ from their median by this part of it."""
 
@@ -55,7 +60,7 @@ class Slice(NamedTuple):
     window: tuple[float, float] | None
     kind: str
     """MONOCHROME1, MONOCHROME2 or RGB."""
-    series: str
+    series: str | bytes
     number: float | None
     spacing: Spacing | None
     gap: float | None
@@ -63,11 +68,16 @@ class Slice(NamedTuple):
     position: NDArray[np.float64] | None
     axes: NDArray[np.float64] | None
     """The directions of the next slice, the next row and the next column."""
+    has_text: bool
+    """Whether the header says that text is burnt into the pixels."""
 
 
 def read_dicom(path: Path) -> Scan:
     """Read a file, or a folder whose files are the slices of one volume."""
     slices = _folder(path) if path.is_dir() else _slices(path)
+    if any(part.has_text for part in slices):
+        text = "some images say that text is burnt into their pixels, which may name patients; look at them before use"
+        warnings.warn(f"{path if path.is_dir() else path.parent}: {text}", DataWarning, stacklevel=2)
     if len(slices) > 1:
         return _volume(slices, path)
     only = slices[0]
@@ -94,11 +104,24 @@ def _folder(folder: Path) -> list[Slice]:
     return found
 
 
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Let pydicom neither warn nor log, since it quotes the file; this concerns all threads, so one reads at a time."""
+    logger = logging.getLogger("pydicom")
+    with ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before, logger.disabled = logger.disabled, True
+        try:
+            yield
+        finally:
+            logger.disabled = before
+
+
 def _slices(path: Path) -> list[Slice]:
-    """Read a file. Messages of pydicom are not shown: they can quote what the file holds."""
+    """Read a file. The messages of pydicom's errors are not shown either."""
     try:
-        dataset = pydicom.dcmread(path, specific_tags=list(FIELDS))
-        return _frames(dataset, path)
+        with _in_silence():
+            return _frames(pydicom.dcmread(path, specific_tags=list(FIELDS)), path)
     except (UserError, OSError):
         raise
     except InvalidDicomError:
@@ -114,9 +137,6 @@ def _frames(dataset: Dataset, path: Path) -> list[Slice]:
         raise UserError(f"{path}: holds no pixels; it is no image, or it is cut short")
     count = int(dataset.get("NumberOfFrames") or 1)
     check_size(count * int(dataset.Rows) * int(dataset.Columns), path)
-    if str(dataset.get("BurnedInAnnotation", "")).upper() == "YES":
-        text = "some images say that text is burnt into their pixels, which may name patients; look at them before use"
-        warnings.warn(f"{path.parent}: {text}", DataWarning, stacklevel=2)
     stored, kind = _decoded(dataset, path)
     stored = stored[None] if count == 1 else stored
     return [_slice(dataset, k if count > 1 else None, stored[k], kind, path) for k in range(count)]
@@ -166,12 +186,13 @@ def _slice(dataset: Dataset, frame: int | None, stored: NDArray[Any], kind: str,
         values,
         window,
         kind,
-        str(dataset.get("SeriesInstanceUID", "")),
+        dataset.get_item("SeriesInstanceUID").value if "SeriesInstanceUID" in dataset else "",  # as it is: not decoded
         number[0] if number else None,
         known_spacing(spacing) if spacing else None,
         abs(gap[0]) if gap and gap[0] else None,
         np.array(position) if position else None,
         _axes(_numbers(_group(dataset, frame, "PlaneOrientationSequence"), "ImageOrientationPatient", 6), path),
+        str(dataset.get("BurnedInAnnotation", "")).upper() == "YES",
     )
 
 
@@ -254,8 +275,8 @@ def _volume(slices: list[Slice], path: Path) -> Scan:
 
 
 def _alike(has: Any, should: Any) -> bool:
-    if isinstance(has, str) or has is None or should is None:
-        return has is should or (isinstance(has, str) and has == should)
+    if isinstance(has, str | bytes) or has is None or should is None:
+        return has is should or (isinstance(has, str | bytes) and bool(has == should))
     return np.shape(has) == np.shape(should) and np.allclose(has, should, rtol=1e-3, atol=1e-3)
 
 

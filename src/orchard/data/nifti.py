@@ -64,12 +64,11 @@ def _read(file: IO[bytes] | gzip.GzipFile, path: Path, most_bytes: int) -> Scan:
 
 
 def _header(file: IO[bytes] | gzip.GzipFile, path: Path) -> Any:
-    """Read the fixed part of the header; nibabel has no types for it."""
+    """Read the fixed part of the header."""
     block = file.read(LONGEST_HEADER)
     for kind, place in HEADERS:
         if block[place:].startswith(MAGIC):
-            header: Any = kind
-            return header(block[: kind.template_dtype.itemsize])
+            return kind(block[: kind.template_dtype.itemsize])
     raise UserError(f"{path}: is not a NIfTI file with its header and its data in one")
 
 
