@@ -90,6 +90,15 @@ def test_inverted_values_change_places() -> None:
     np.testing.assert_array_equal(_windowed(Scan(values, window=(1, 3)), None), [[-1, -1, 1, -1]])
 
 
+@pytest.mark.parametrize("window", [(-1e300, 1e300), (0, 1e-300), (-1e-40, 1e-40)])
+def test_extreme_windows_stay_in_range(window: tuple[float, float]) -> None:
+    values = np.array([[-3e38, -1, 0, 1, 3e38]], dtype=np.float32)
+    seen = _windowed(Scan(values), window)
+    assert (np.diff(seen) >= 0).all()
+    assert seen[0, 0] == -1
+    assert seen[0, -1] == 1
+
+
 def test_missing_values_are_dark_and_infinite_ones_refused(tmp_path: Path) -> None:
     values = np.array([[np.nan, 1.0], [2.0, 3.0]])
     seen = read_medical(write_nifti(tmp_path / "a.nii", values), MedicalSettings(window=(1, 3)), 2)
@@ -243,14 +252,14 @@ def test_damaged_nifti_files(tmp_path: Path) -> None:
             read_medical(NIFTI_FILES / name, MedicalSettings(depth=2), 3)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_any_byte_of_a_nifti_header_may_be_wrong(tmp_path: Path) -> None:
     content = write_nifti(tmp_path / "good.nii", standard(VOLUME)).read_bytes()
     refused = 0
     for place in range(348):
         (tmp_path / "a.nii").write_bytes(changed(content, place, bytes([content[place] ^ 0xD5])))
         try:
-            assert np.abs(read_medical(tmp_path / "a.nii", MedicalSettings(depth=2), 3)).max() <= 1
+            for settings in (MedicalSettings(depth=2), MedicalSettings(depth=2, spacing=(1, 2, 3))):
+                assert np.abs(read_medical(tmp_path / "a.nii", settings, 3)).max() <= 1
         except UserError:
             refused += 1
     assert refused > 20
@@ -273,6 +282,9 @@ def test_files_are_known_by_name_or_content(tmp_path: Path) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.dcm")
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png: is neither a file nor a folder"):
+        read_label_map(tmp_path / "pipe.png", PLAIN, 4)
     (tmp_path / "folder.nii").mkdir()
     for name, message in (
         ("pipe.dcm", "is neither a file nor a folder"),
@@ -340,7 +352,7 @@ def test_labels_are_never_mixed(tmp_path: Path) -> None:
 def test_labels_are_taken_as_pytorch_takes_the_nearest(shape: tuple[int, int, int], depth: int, size: int) -> None:
     values = np.random.default_rng(0).integers(9, size=shape).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orchard.data.medical._scan", lambda path: Scan(values))
+        patch.setattr("orchard.data.medical._scan", lambda path, labels: Scan(values))
         seen = read_label_map(Path("a.nii"), MedicalSettings(depth=depth), size)
     there = torch.from_numpy(values).double()[None, None]
     expected = functional.interpolate(there, (depth, size, size), mode="nearest-exact")[0, 0]

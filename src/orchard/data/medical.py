@@ -17,7 +17,6 @@ Of a DICOM header only the fields in `dicom.FIELDS` are read; of a NIfTI header 
 gets into a result or a message.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -39,6 +38,8 @@ PREAMBLE = 128
 """A DICOM file starts with so many free bytes, and then "DICM"."""
 MOST_VOXELS = 2**31
 PERCENTILES = (1, 99)
+LARGEST = 1e30
+"""Ends of a window are not larger, so that float32 can work with them."""
 LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16"})
 """Pillow's modes of pictures with one whole number for each pixel."""
 NOT_LABELS = "holds colours; a map of labels holds one whole number for each pixel"
@@ -116,19 +117,18 @@ def read_medical(path: Path, settings: MedicalSettings, size: int) -> Values:
 
 def read_label_map(path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
     """Read a map of labels, DICOM, NIfTI or PNG, onto the same grid; each pixel gets the label nearest to it."""
-    scan = _checked(_picture(path) if path.suffix.lower() == ".png" else _scan(path), path, settings)
+    scan = _checked(_scan(path, labels=True), path, settings)
     values = np.where(np.isnan(scan.values), np.float32(0), scan.values)
     if scan.colour:
         raise UserError(f"{path}: {NOT_LABELS}")
     if values.min() < 0 or bool((values != np.rint(values)).any()):
         raise UserError(f"{path}: a map of labels holds whole numbers from 0, but this one has others")
-    labels = values.astype(np.int64)
     for axis, (length, step) in enumerate(_grid(scan, settings, size)):
-        places = np.floor(_places(labels.shape[axis], length, step)).astype(np.int64)
-        outside = (places < 0) | (places >= labels.shape[axis])
-        labels = labels.take(np.where(outside, 0, places), axis)
-        np.moveaxis(labels, axis, 0)[outside] = 0
-    return np.ascontiguousarray(labels)
+        places = _places(values.shape[axis], length, step)
+        outside = (places < 0) | (places >= values.shape[axis])
+        values = values.take(np.where(outside, 0, places).astype(np.int64), axis)
+        np.moveaxis(values, axis, 0)[outside] = 0
+    return values.astype(np.int64)
 
 
 def check_size(voxels: int, path: Path) -> None:
@@ -150,12 +150,14 @@ def in_standard_axes(
     return values.transpose(order)[flips], spacing and tuple(spacing[k] for k in order)
 
 
-def _scan(path: Path) -> Scan:
+def _scan(path: Path, labels: bool = False) -> Scan:
     try:
         if not path.exists():
             raise UserError(f"{path}: there is no such file")
         if not path.is_dir() and not path.is_file():
             raise UserError(f"{path}: is neither a file nor a folder")
+        if labels and path.suffix.lower() == ".png":
+            return _picture(path)
         if path.name.lower().endswith(NIFTI_EXTENSIONS) and path.is_file():
             from orchard.data.nifti import read_nifti
 
@@ -197,17 +199,20 @@ def _checked(scan: Scan, path: Path, settings: MedicalSettings) -> Scan:
 
 
 def _windowed(scan: Scan, window: tuple[float, float] | None) -> Values:
-    low, high = window or scan.window or map(float, np.nanpercentile(scan.values, PERCENTILES))
-    values = scan.values - np.float32(low)
-    if low < high:
-        values *= np.float32(2 / (high - low))
-        values -= 1
-    else:
-        values = np.where(values > 0, np.float32(1), np.float32(-1))
+    missing = np.isnan(scan.values)
+    with np.errstate(over="ignore"):  # too large values become infinite, and are then clipped
+        ends = window or scan.window or np.percentile(scan.values[~missing], PERCENTILES)
+        low, high = np.clip(ends, -LARGEST, LARGEST).tolist()
+        values = scan.values - np.float32(low)
+        if high - low > 1 / LARGEST:
+            values *= np.float32(2 / (high - low))
+            values -= 1
+        else:
+            values = np.where(values > 0, np.float32(1), np.float32(-1))
     np.clip(values, -1, 1, out=values)
     if scan.inverted:
         np.negative(values, out=values)
-    values[np.isnan(scan.values)] = -1
+    values[missing] = -1
     return values
 
 
@@ -242,5 +247,5 @@ def _interpolated(values: Values, axis: int, length: int, step: float) -> Values
 
 
 def known_spacing(numbers: Sequence[float]) -> Spacing | None:
-    """Return these millimetres if all of them can be."""
-    return tuple(numbers) if all(math.isfinite(number) and number > 0 for number in numbers) else None
+    """Return these millimetres if they make sense."""
+    return tuple(numbers) if all(1e-6 <= number <= 1e6 for number in numbers) else None
