@@ -261,6 +261,7 @@ def test_written_files_that_cannot_be_read(tmp_path: Path) -> None:
     write_dicom(tmp_path / "huge.dcm", RAMP, Rows=60000, Columns=60000)
     write_dicom(tmp_path / "large.dcm", RAMP, Rows=40000, Columns=40000)
     write_dicom(tmp_path / "none.dcm", RAMP, Rows=0)
+    write_dicom(tmp_path / "spacing.dcm", RAMP, PixelSpacing=[1])
     write_dicom(tmp_path / "segments.dcm", RAMP, SOPClassUID=SegmentationStorage)
     video = dataset(RAMP)
     video.file_meta.TransferSyntaxUID = pydicom.uid.MPEG2MPML
@@ -273,6 +274,7 @@ def test_written_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("huge.dcm", "its header tells of 3600000000 voxels; at most 2147483648 can be read"),
         ("large.dcm", "its pixels do not fit its header"),
         ("none.dcm", "its pixels do not fit its header"),
+        ("spacing.dcm", "cannot be read as DICOM: its header is damaged"),
         ("segments.dcm", "is a DICOM segmentation"),
         ("video.dcm", "is compressed in a way that cannot be read; save it without compression"),
     ):
