@@ -152,5 +152,5 @@ def average_precision(scores: Tensor, positive: Tensor) -> float | None:
     ranked, hits = scores[order], positive[order].double().cumsum(0)
     last = torch.cat([ranked[1:] != ranked[:-1], torch.ones(1, dtype=torch.bool)])  # of equal scores
     found, seen = hits[last], torch.arange(1, len(scores) + 1, dtype=torch.float64)[last]
-    gained = torch.diff(found, prepend=torch.zeros(1, dtype=torch.float64)) / found[-1]
-    return float((gained * found / seen).sum())
+    gained = torch.diff(found, prepend=torch.zeros(1, dtype=torch.float64))
+    return float((gained * found / seen).sum() / found[-1])  # divided last, so that rounding never gives more than 1
