@@ -39,6 +39,8 @@ class Regression(Task):
     measures: ClassVar = {"r2": Measure("R²", low=-math.inf), "mae": Measure("MAE", high=math.inf)}
     targets_are: ClassVar[str] = "numbers to predict"
     counted: ClassVar[str] = "samples"
+    nouns: ClassVar[tuple[str, str]] = ("target", "targets")
+    by_class: ClassVar[bool] = False
 
     @classmethod
     def targets(cls, y: Array, place: str) -> Tensor:
