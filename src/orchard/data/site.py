@@ -16,6 +16,8 @@ from orchard.tasks.task import Task
 
 def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
     """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
+    if path.is_dir() and task.name != "classification":
+        raise UserError(f"{path}: folders of images tell classes, not what {task.name} needs; use an .npz")
     parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
     return one_client(client_of_samples(name, index, experiment, task, train, parts.get("val"), test), task)

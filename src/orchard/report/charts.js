@@ -164,13 +164,13 @@ function lineChart(host, spec) {
   const points = spec.series.flatMap((s) => [...s.points, ...(s.band || []).flatMap(([x, a, b]) => [[x, a], [x, b]])]);
   if (!points.length) return nothing(board, spec.empty);
   const xs = points.map((p) => p[0]);
-  const ys = points.map((p) => p[1]);
+  const ys = points.map((p) => Math.max(p[1], spec.floor ?? -Infinity));
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
   let [low, high] = [Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys)];
   const room = (high - low || Math.abs(high) || 1) * 0.05;
   if (low !== spec.zero) low -= room;
   low = Math.max(low, spec.floor ?? -Infinity);
-  high = Math.max(Math.min(high + room, spec.ceiling ?? Infinity), low + room);
+  high = Math.min(high + room, spec.ceiling ?? Infinity);
   const x = scale(left, right, box.left + 6, box.right - 6, spec.xLog);
   const y = scale(low, high, box.bottom, box.top, false, low);
   const many = Math.max(3, Math.floor((box.right - box.left) / 75));
