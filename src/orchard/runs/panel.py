@@ -9,7 +9,7 @@ over the last rounds stands beside it, which nobody chooses.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -90,6 +90,18 @@ class Panel:
         """Return the federations that were run."""
         return list(next(iter(self.cells.values())))
 
+    def updated(self, newer: "Panel") -> "Panel":
+        """Return this panel with the cells of a newer one, and all regrets anew."""
+        if list(newer.seeds) != list(self.seeds):
+            raise UserError(f"the panel that is kept has the seeds {list(self.seeds)}; measure with the same")
+        cells = {method: {**self.cells.get(method, {}), **newer.cells.get(method, {})} for method in _both(self, newer)}
+        federations = list(next(iter(self.cells.values())))
+        for method, theirs in cells.items():
+            if lacking := [name for name in federations if name not in theirs]:
+                raise UserError(f"{method}: is not measured on {lacking[0]} yet; measure it on all that are kept")
+        regretted = {method: {name: _with_regrets(cells, method, name) for name in federations} for method in cells}
+        return Panel(regretted, self.left_out, self.seeds)
+
     def write(self, path: Path) -> None:
         """Write a panel as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
@@ -98,6 +110,20 @@ class Panel:
     def read(cls, path: Path) -> "Panel":
         """Read a panel back."""
         return TypeAdapter(cls).validate_json(path.read_bytes())
+
+
+def _both(older: Panel, newer: Panel) -> list[str]:
+    return list(dict.fromkeys([*older.cells, *newer.cells]))
+
+
+def _with_regrets(cells: Mapping[str, Mapping[str, PanelCell]], method: str, federation: str) -> PanelCell:
+    """Return a cell with its regrets over all other methods."""
+    theirs = {other: cells[other][federation] for other in cells}
+    return replace(
+        theirs[method],
+        regret=_regret({other: [cell.accuracy.mean] for other, cell in theirs.items()}, method),
+        settled_regret=_regret({other: [cell.settled.mean] for other, cell in theirs.items()}, method),
+    )
 
 
 def run_panel(
