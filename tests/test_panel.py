@@ -131,7 +131,7 @@ def test_as_text_markdown_and_page() -> None:
         "a             +1.50    +5.00          +0.75    +2.50                 2\n"
     )
     rows = [line.split() for line in text.splitlines()]
-    assert ["b:mu=1", "75.00", "–", "-5.00", "76.00", "+0.00", "–"] in rows
+    assert ["b:mu=1", "75.00", "–", "–", "-5.00", "76.00", "+0.00", "–"] in rows
     assert "| a | +1.50 | +5.00 | +0.75 | +2.50 | 2 |\n" in as_markdown(BY_HAND)
     page = as_page(BY_HAND)
     assert "<td>b:mu=1<td>-1.50" in page

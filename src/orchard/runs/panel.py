@@ -61,6 +61,8 @@ class PanelCell:
     """How many clients do worse than by training alone, by more than the noise of their test sets; the means over
     seeds count. None if that was not run."""
     clients: int
+    auroc: Spread | None = None
+    """None if no client's is defined, or if it was measured before this was kept."""
 
 
 @dataclass(frozen=True)
@@ -173,18 +175,23 @@ def _cells(runs: Mapping[str, Sequence[Measured]]) -> dict[str, PanelCell]:
     settled = {m: [mean(run.curve[-LAST_ROUNDS:]) for run in theirs] for m, theirs in runs.items()}
     cells = {}
     for method, theirs in runs.items():
-        balanced = [run.figures.validation_selected.measures["balanced_accuracy"] for run in theirs]
-        defined = [value for value in balanced if value is not None]
+        chosen = [run.figures.validation_selected.measures for run in theirs]
         cells[method] = PanelCell(
             accuracy=Spread.of(accuracy[method]),
-            balanced_accuracy=Spread.of(defined) if defined else None,
+            balanced_accuracy=_spread([measures["balanced_accuracy"] for measures in chosen]),
             regret=_regret(accuracy, method),
             settled=Spread.of(settled[method]),
             settled_regret=_regret(settled, method),
             worse_than_alone=_worse(theirs, runs["separate"]) if "separate" in runs else None,
             clients=theirs[0].result.federation.clients,
+            auroc=_spread([measures["auroc"] for measures in chosen]),
         )
     return cells
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    defined = [value for value in values if value is not None]
+    return Spread.of(defined) if defined else None
 
 
 def _regret(values: Mapping[str, Sequence[float]], method: str) -> float:
