@@ -175,7 +175,7 @@ def altered_update(answer: Message, kind: str) -> Message:
         "of another site": {"site": "south"},
         "with a strange choice": {"selected": ["core 0", "core 7"]},
         "with too many choices": {"selected": ["core 0"] * 5},
-        "with a figure above 1": {"after_training": {"validation": measures(0.5), "test": measures(1.5)}},
+        "with a figure above 1": {"after_training": {"validation": measures(1.5), "test": measures(0.5)}},
     }
     return {**answer, **changes[kind]}
 

@@ -141,10 +141,10 @@ def test_moments_where_there_is_nothing_to_agree_on_are_rejected(tmp_path: Path)
 def test_a_site_rejects_a_scale_that_numbers_cannot_have(scale: object, tmp_path: Path) -> None:
     consortium = consortium_of("regression", tmp_path)
     known = enrolled(plan_of("regression"), "north", consortium.settings["north"])
-    samples, shape = [len(known.data.clients[0].train.y)] * 4, known.data.shape
-    assert started(known, samples, shape, [[150.0], [70.0]]).federation.task.scale() == [[150.0], [70.0]]
+    told = {"samples": [len(known.data.clients[0].train.y)] * 4, "shape": list(known.data.shape)}
+    assert started(known, {**told, "scale": [[150.0], [70.0]]}).federation.task.scale() == [[150.0], [70.0]]
     with pytest.raises(MessageRejected, match=r"^not this federation$"):
-        started(known, samples, shape, scale)
+        started(known, {**told, "scale": scale})
 
 
 @pytest.mark.parametrize(

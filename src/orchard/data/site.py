@@ -1,14 +1,19 @@
-"""One site's own data: an `.npz` or a folder of images, which is not divided further."""
+"""One site's own data: an `.npz`, a folder of images or a table, which is not divided further."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from orchard.data.clients import FederatedData, client_of_samples, one_client
+from orchard.data.clients import FederatedData, client_of_samples, one_client, prepared
+from orchard.data.encoding import make_schema
 from orchard.data.image_folders import alike, class_names, read_class_folders
 from orchard.data.layout import folder_layout, subfolders
 from orchard.data.own import PARTS, part_keys, samples_of_parts
+from orchard.data.own_tables import table_samples
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
+from orchard.data.scaling import Moments
+from orchard.data.tables import read_table
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.task import Task
@@ -16,11 +21,20 @@ from orchard.tasks.task import Task
 
 def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
     """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
-    if path.is_dir() and task.name != "classification":
-        raise UserError(f"{path}: folders of images tell classes, not what {task.name} needs; use an .npz")
-    parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
+    schema = None
+    if experiment.table is not None:
+        frame = read_table(path)
+        schema = make_schema(frame, experiment.table, str(path))
+        parts: Mapping[str, Samples] = {"train": table_samples(frame, schema, task, experiment.table, str(path))}
+    else:
+        parts = _images(path, task, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
-    return one_client(client_of_samples(name, index, experiment, task, train, parts.get("val"), test), task)
+    client = client_of_samples(name, index, experiment, task, train, parts.get("val"), test)
+    if schema is None or experiment.table is None:
+        return one_client(client, task)
+    if experiment.table.scaling == "shared":
+        return replace(one_client(client, task), unscaled=schema)
+    return one_client(prepared(client, schema, Moments.of(client.train.x.numpy(), schema)), task)
 
 
 def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
@@ -31,8 +45,10 @@ def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
     return parts
 
 
-def _images(folder: Path, classes: tuple[str, ...], size: int) -> Mapping[str, Samples]:
-    layout = folder_layout(folder)
+def _images(folder: Path, task: Task, size: int) -> Mapping[str, Samples]:
+    if task.name != "classification":
+        raise UserError(f"{folder}: folders of images tell classes, not what {task.name} needs; use an .npz")
+    layout, classes = folder_layout(folder), task.classes
     if layout == "clients":
         raise UserError(f"{folder}: holds the folders of several clients; use the folder of this site only")
     homes = {"train": folder} if layout == "classes" else {path.name: path for path in subfolders(folder)}
