@@ -15,7 +15,8 @@ import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
 from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES
-from orchard.data.layout import comes_by_client, subfolders
+from orchard.data.layout import first_image, folder_layout, has_masks, is_ordinary, own_folder, subfolders
+from orchard.data.medical import MedicalSettings
 from orchard.data.partitions import Partition, Practical
 from orchard.data.shifts import Shift
 from orchard.errors import UserError
@@ -43,6 +44,9 @@ class Experiment(Settings):
         default=None, description="what is predicted; none: what the data are obviously for"
     )
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
+    images: MedicalSettings | None = Field(
+        default=None, description="of DICOM and NIfTI files: window, spacing and depth; none: there are no such files"
+    )
     split: Literal["merged", "official"] = Field(
         default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
     )
@@ -73,9 +77,15 @@ class Experiment(Settings):
             if key in RunOptions.model_fields:
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         dataset = str(values.get("dataset", "digits"))
-        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset)}
-        if values.get("task") == "segmentation":
+        medical = values.get("images")
+        volumes = (
+            medical.get("depth") if isinstance(medical, Mapping) else getattr(medical, "depth", None)
+        ) is not None
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, volumes)}
+        if values.get("task", defaults.get("task")) == "segmentation":
             defaults["model"] = "unet"
+        elif volumes:
+            defaults["model"] = "small-cnn"
         partition = values.get("partition")
         chosen = named(partition)
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)
@@ -101,6 +111,11 @@ class Experiment(Settings):
     def local_momentum(self) -> float:
         """β of the local SGD."""
         return self.method.momentum if self.momentum is None else self.momentum
+
+    @property
+    def volumes(self) -> bool:
+        """Whether samples are volumes."""
+        return self.images is not None and self.images.depth is not None
 
     def learning_rate(self, round: int) -> float:
         """η1 in a round."""
@@ -171,11 +186,21 @@ def definition_of(values: Mapping[str, Any]) -> tuple[Experiment, RunOptions]:
     return validated(Experiment, experiment), validated(RunOptions, options)
 
 
-def _dataset_defaults(dataset: str) -> Mapping[str, Any]:
-    """Return what a dataset suggests; a folder of clients brings its own number of them."""
-    if comes_by_client(dataset):
-        return {"clients": len(subfolders(Path(dataset))), "partition": {"name": "given"}}
-    return DEFAULTS.get(dataset, {})
+def _dataset_defaults(dataset: str, volumes: bool) -> Mapping[str, Any]:
+    """Return what a dataset suggests; a folder of images tells its task, of what kind they are, and the clients."""
+    folder = own_folder(dataset)
+    if folder is None:
+        return DEFAULTS.get(dataset, {})
+    layout, found = folder_layout(folder, volumes), dict[str, Any]()
+    homes = [folder] if layout == "whole" else subfolders(folder, volumes)
+    if layout == "clients":
+        found = {"clients": len(homes), "partition": {"name": "given"}}
+    if any(map(has_masks, homes)):
+        found["task"] = "segmentation"
+    first = first_image(folder, volumes)
+    if first and not is_ordinary(first):
+        found["images"] = {}
+    return found
 
 
 def _assign(values: dict[str, Any], assignment: str) -> None:

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.datasets import load_dataset
-from orchard.data.image_folders import alike, class_names, read_class_folders
+from orchard.data.folders import read_folders
 from orchard.data.layout import comes_by_client, subfolders
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
-from orchard.data.samples import Dataset, Samples, as_samples, find_task, image_samples, split_by_stratum
+from orchard.data.samples import Dataset, Samples, as_samples, find_task, split_by_stratum
 from orchard.data.shifts import groups_of, shift_samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.randomness import generator
-from orchard.tasks.classification import Classification
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 from orchard.text import readable
@@ -128,7 +127,7 @@ class DataDistribution:
 
 def federated_data(experiment: Experiment, data_dir: Path | None = None) -> FederatedData:
     """Load the experiment's dataset and give every client its part."""
-    by_client = comes_by_client(experiment.dataset)
+    by_client = comes_by_client(experiment.dataset, experiment.volumes)
     if by_client != isinstance(experiment.partition, Given):
         given, divided = "come client by client; use 'given'", "do not come client by client; use another partition"
         raise UserError(f"partition.name = {experiment.partition.name!r}: the data {given if by_client else divided}")
@@ -197,17 +196,16 @@ def _by_owner(
 
 def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
     """Read a folder of images for each client; 20 % of its images are for testing, 15 % of the rest for validation."""
-    homes = subfolders(folder)
+    homes = subfolders(folder, experiment.volumes)
     if len(homes) != experiment.clients:
         raise UserError(
             f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients; "
             f"set clients = {len(homes)}"
         )
-    task = Classification(class_names(homes))
-    parts = alike([read_class_folders(home, task.classes, experiment.size) for home in homes])
+    parts, task = read_folders(homes, experiment)
     clients = []
     for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
-        train, test = split_by_stratum(image_samples(part, experiment.size), task)
+        train, test = split_by_stratum(part, task)
         clients.append(client_of_samples(home.name, i, experiment, task, train, None, test))
     return _checked(clients, task)
 

@@ -18,7 +18,7 @@ gets into a result or a message.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Self
@@ -33,7 +33,6 @@ from orchard.settings import Settings
 
 NIFTI_EXTENSIONS = (".nii", ".nii.gz")
 DICOM_EXTENSIONS = (".dcm", ".ima")
-MEDICAL_EXTENSIONS = (*DICOM_EXTENSIONS, *NIFTI_EXTENSIONS)
 PREAMBLE = 128
 """A DICOM file starts with so many free bytes, and then "DICM"."""
 MOST_VOXELS = 2**31
@@ -43,6 +42,9 @@ LARGEST = 1e30
 LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16"})
 """Pillow's modes of pictures with one whole number for each pixel."""
 NOT_LABELS = "holds colours; a map of labels holds one whole number for each pixel"
+
+AT_ONCE = 2
+"""How many files are read at the same time: a large volume takes some gigabytes meanwhile."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Spacing = tuple[float, ...]
@@ -92,10 +94,33 @@ class Scan:
 
 def is_medical(path: Path) -> bool:
     """Tell whether a file is DICOM or NIfTI by its name, or DICOM by its content."""
-    return path.name.lower().endswith(MEDICAL_EXTENSIONS) or has_dicom_prefix(path)
+    return path.name.lower().endswith(NIFTI_EXTENSIONS) or is_dicom(path)
 
 
-def has_dicom_prefix(path: Path) -> bool:
+def is_dicom(path: Path) -> bool:
+    """Tell whether a file is DICOM by its name or its content; a DICOMDIR is only a table of contents."""
+    name = path.name.lower()
+    if name.endswith(NIFTI_EXTENSIONS) or name == "dicomdir":
+        return False
+    return name.endswith(DICOM_EXTENSIONS) or _has_dicom_prefix(path)
+
+
+def holds_slices(folder: Path) -> bool:
+    """Tell whether a folder's DICOM files are the slices of a volume: the first holds a single image."""
+    try:
+        first = next((path for path in sorted(folder.iterdir()) if path.name[0] != "." and is_dicom(path)), None)
+        if first is None:
+            return False
+        from orchard.data.dicom import frame_count
+
+        return frame_count(first) == 1
+    except ImportError as missing:
+        raise _needs(missing, folder) from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read: {error.strerror}") from None
+
+
+def _has_dicom_prefix(path: Path) -> bool:
     """Tell whether a file has "DICM" where a DICOM file has it."""
     try:
         if not path.is_file():  # to open a pipe would wait for ever
@@ -108,16 +133,32 @@ def has_dicom_prefix(path: Path) -> bool:
 
 def read_medical(path: Path, settings: MedicalSettings, size: int) -> Values:
     """Read a DICOM or NIfTI file, or a folder with the slices of one volume; return size×size or depth×size×size."""
-    scan = _checked(_scan(path), path, settings)
+    return _prepared(_checked(_scan(path), path, settings), settings, size)
+
+
+def read_label_map(path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
+    """Read a map of labels, DICOM, NIfTI or PNG, onto the same grid; each pixel gets the label nearest to it."""
+    return _labels(_checked(_scan(path, labels=True), path, settings), path, settings, size)
+
+
+def read_pair(image: Path, mask: Path, settings: MedicalSettings, size: int) -> tuple[Values, NDArray[np.int64]]:
+    """Read an image and its map of labels, which must be as large; both get the image's spacing."""
+    scan, labels = _checked(_scan(image), image, settings), _scan(mask, labels=True)
+    has, should = ("×".join(map(str, found.values.shape)) for found in (labels, scan))
+    if has != should:
+        raise UserError(f"{mask}: is {has} pixels large, but its image {image.name} is {should}")
+    labels = _checked(replace(labels, spacing=scan.spacing), mask, settings)
+    return _prepared(scan, settings, size), _labels(labels, mask, settings, size)
+
+
+def _prepared(scan: Scan, settings: MedicalSettings, size: int) -> Values:
     values = _windowed(scan, settings.window)
     for axis, (length, step) in enumerate(_grid(scan, settings, size)):
         values = _interpolated(values, axis, length, step)
     return np.ascontiguousarray(values).clip(-1, 1)  # rounding can exceed the range
 
 
-def read_label_map(path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
-    """Read a map of labels, DICOM, NIfTI or PNG, onto the same grid; each pixel gets the label nearest to it."""
-    scan = _checked(_scan(path, labels=True), path, settings)
+def _labels(scan: Scan, path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
     values = np.where(np.isnan(scan.values), np.float32(0), scan.values)
     if scan.colour:
         raise UserError(f"{path}: {NOT_LABELS}")
@@ -166,9 +207,13 @@ def _scan(path: Path, labels: bool = False) -> Scan:
 
         return read_dicom(path)
     except ImportError as missing:
-        raise UserError(f"{path}: needs {missing.name}; install it with: pip install 'orchard[medical]'") from None
+        raise _needs(missing, path) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or 'it is damaged'}") from None
+
+
+def _needs(missing: ImportError, path: Path) -> UserError:
+    return UserError(f"{path}: needs {missing.name}; install it with: pip install 'orchard[medical]'")
 
 
 def _picture(path: Path) -> Scan:
@@ -186,11 +231,12 @@ def _picture(path: Path) -> Scan:
 def _checked(scan: Scan, path: Path, settings: MedicalSettings) -> Scan:
     """Return the scan if it can be brought to the settings' shape, and has values."""
     if scan.values.ndim == 3 and settings.depth is None:
-        raise UserError(f"{path}: is a volume of {len(scan.values)} slices; set depth to read volumes")
+        raise UserError(f"{path}: is a volume of {len(scan.values)} slices; set images.depth to read volumes")
     if scan.values.ndim == 2 and settings.depth is not None:
-        raise UserError(f"{path}: is a single image, but depth = {settings.depth} asks for volumes; leave depth out")
+        asked = f"images.depth = {settings.depth} asks for volumes; leave it out"
+        raise UserError(f"{path}: is a single image, but {asked}")
     if settings.spacing and scan.spacing is None:
-        raise UserError(f"{path}: does not say how many millimetres its pixels are apart; leave spacing out")
+        raise UserError(f"{path}: does not say how many millimetres its pixels are apart; leave images.spacing out")
     if np.isinf(scan.values).any():
         raise UserError(f"{path}: holds an infinite value")
     if np.isnan(scan.values).all():

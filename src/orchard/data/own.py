@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import folder_layout, subfolders
+from orchard.data.folders import PARTS, part_folders, read_folders
 from orchard.data.partitions import Column
 from orchard.data.readers import read_npz
 from orchard.data.samples import (
@@ -18,21 +17,18 @@ from orchard.data.samples import (
     as_samples,
     check_same_shape,
     find_task,
-    image_samples,
     joined,
     split_by_stratum,
     split_rows,
 )
 from orchard.errors import UserError
 from orchard.experiment import Experiment
-from orchard.tasks.classification import Classification
 from orchard.tasks.task import Task
 
 Arrays = Mapping[str, NDArray[Any]]
 Keys = Mapping[str, tuple[str, str]]
 """For each part, the names of its arrays of samples and labels."""
 
-PARTS = ("train", "val", "test")
 OWNER_KINDS = "Uiu"
 """NumPy's letters for text and whole numbers."""
 
@@ -110,18 +106,10 @@ def _owners(arrays: Arrays, keys: Keys, key: str, path: Path) -> dict[str, NDArr
     return columns
 
 
-def own_images(folder: Path, size: int) -> Dataset:
-    """Load `train/<class>/…` and `test/<class>/…`; without a test part, split the data 80/20."""
-    if folder_layout(folder) == "classes":
-        task = Classification(class_names([folder]))
-        everything = image_samples(read_class_folders(folder, task.classes, size), size)
-        return Dataset(*split_by_stratum(everything, task), task)
-    homes = {path.name: path for path in subfolders(folder)}
-    strange = homes.keys() - set(PARTS)
-    if strange:
-        raise UserError(f"{folder}: expected only 'train', 'val' and 'test', not {sorted(strange)}")
-    task = Classification(class_names(list(homes.values())))
-    stored = alike([read_class_folders(home, task.classes, size) for home in homes.values()])
-    parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
+def own_images(folder: Path, experiment: Experiment) -> Dataset:
+    """Load images from folders; without a test part, split the data 80/20."""
+    homes = part_folders(folder, experiment.volumes)
+    samples, task = read_folders(list(homes.values()), experiment)
+    parts = dict(zip(homes, samples, strict=True))
     train = joined([parts[name] for name in ("train", "val") if name in parts], str(folder))
     return Dataset(*((train, parts["test"]) if "test" in parts else split_by_stratum(train, task)), task)

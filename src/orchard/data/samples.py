@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from orchard.data.readers import Part
 from orchard.errors import UserError
 from orchard.randomness import generator
 from orchard.tasks.registry import TASKS, suitable_task
@@ -51,11 +50,9 @@ class Dataset:
     """Whether a sample is a row of a table: NaN where a value is missing, and not standardised yet."""
 
 
-def image_samples(part: Part, size: int) -> Samples:
-    """Return samples made from images of unsigned bytes, n×h×w or n×h×w×channels, with checked labels."""
-    grey = part.images.ndim == 3
-    pixels = part.images[:, None] if grey else part.images.transpose(0, 3, 1, 2)
-    return Samples(_scaled_and_resized(pixels, size), torch.from_numpy(part.labels.reshape(-1).astype(np.int64)))
+def image_inputs(images: NDArray[np.uint8], size: int) -> Tensor:
+    """Return inputs made from images of unsigned bytes, n×h×w or n×h×w×channels."""
+    return _scaled_and_resized(images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2), size)
 
 
 def find_task(named: str | None, targets: Sequence[NDArray[Any]], place: str) -> type[Task]:

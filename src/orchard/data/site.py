@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchard.data.clients import FederatedData, client_of_samples, one_client
-from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import folder_layout, subfolders
-from orchard.data.own import PARTS, part_keys, samples_of_parts
+from orchard.data.folders import part_folders, read_folders
+from orchard.data.layout import folder_layout
+from orchard.data.own import part_keys, samples_of_parts
 from orchard.data.readers import read_npz
-from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
+from orchard.data.samples import Samples, split_by_stratum
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.task import Task
@@ -16,7 +16,7 @@ from orchard.tasks.task import Task
 
 def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
     """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
-    parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
+    parts = _images(path, task, experiment) if path.is_dir() else _arrays(path, task, experiment.size)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
     return one_client(client_of_samples(name, index, experiment, task, train, parts.get("val"), test), task)
 
@@ -29,16 +29,8 @@ def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
     return parts
 
 
-def _images(folder: Path, classes: tuple[str, ...], size: int) -> Mapping[str, Samples]:
-    layout = folder_layout(folder)
-    if layout == "clients":
+def _images(folder: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:
+    if folder_layout(folder, experiment.volumes) == "clients":
         raise UserError(f"{folder}: holds the folders of several clients; use the folder of this site only")
-    homes = {"train": folder} if layout == "classes" else {path.name: path for path in subfolders(folder)}
-    if strange := homes.keys() - set(PARTS):
-        raise UserError(f"{folder}: expected only 'train', 'val' and 'test', not {sorted(strange)}")
-    if unknown := sorted(set(class_names(list(homes.values()))) - set(classes)):
-        raise UserError(f"{folder}: the class {unknown[0]!r} is none of those agreed upon: {', '.join(classes)}")
-    stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
-    parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
-    check_same_shape(list(parts.values()), str(folder))
-    return parts
+    homes = part_folders(folder, experiment.volumes)
+    return dict(zip(homes, read_folders(list(homes.values()), experiment, task)[0], strict=True))
