@@ -27,6 +27,7 @@ ROOMS = {
 
 LOOKED_UP = {
     *("data.catalogue", "data.layout", "data.medical", "data.partitions", "data.shifts", "methods.registry"),
+    *("data.table_settings", "data.tables", "data.targets"),
 }
 """An experiment names a dataset, a partition and a method: these are looked up when the names are read."""
 

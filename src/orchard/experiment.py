@@ -14,11 +14,21 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
-from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES
-from orchard.data.layout import first_image, folder_layout, has_masks, is_ordinary, own_folder, subfolders
+from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES, TABLE_DEFAULTS
+from orchard.data.layout import (
+    first_image,
+    folder_layout,
+    has_masks,
+    is_ordinary,
+    is_table,
+    own_folder,
+    site_tables,
+    subfolders,
+)
 from orchard.data.medical import MedicalSettings
 from orchard.data.partitions import Partition, Practical
 from orchard.data.shifts import Shift
+from orchard.data.table_settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
 from orchard.settings import LaxPath, Settings, named, read_toml, validated
@@ -39,10 +49,13 @@ Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
 class Experiment(Settings):
     """Everything that decides the result of a run."""
 
-    dataset: str = Field(default="digits", description="a dataset's name, an .npz, or a folder of images")
+    dataset: str = Field(
+        default="digits", description="a dataset's name, or a path: images in folders, arrays in an .npz, tables"
+    )
     task: Literal["classification", "multilabel", "regression", "segmentation"] | None = Field(
         default=None, description="what is predicted; none: what the data are obviously for"
     )
+    table: TableSettings | None = Field(default=None, description="of tables: what each column is for")
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
     images: MedicalSettings | None = Field(
         default=None, description="of DICOM and NIfTI files: window, spacing and depth; none: there are no such files"
@@ -77,11 +90,8 @@ class Experiment(Settings):
             if key in RunOptions.model_fields:
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         dataset = str(values.get("dataset", "digits"))
-        medical = values.get("images")
-        volumes = (
-            medical.get("depth") if isinstance(medical, Mapping) else getattr(medical, "depth", None)
-        ) is not None
-        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, volumes)}
+        volumes = _setting(values.get("images"), "depth") is not None
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, values.get("table"), volumes)}
         if values.get("task", defaults.get("task")) == "segmentation":
             defaults["model"] = "unet"
         elif volumes:
@@ -186,11 +196,17 @@ def definition_of(values: Mapping[str, Any]) -> tuple[Experiment, RunOptions]:
     return validated(Experiment, experiment), validated(RunOptions, options)
 
 
-def _dataset_defaults(dataset: str, volumes: bool) -> Mapping[str, Any]:
-    """Return what a dataset suggests; a folder of images tells its task, of what kind they are, and the clients."""
+def _dataset_defaults(dataset: str, table: Any, volumes: bool) -> Mapping[str, Any]:
+    """Return what a dataset suggests."""
+    if table is not None or (dataset not in NAMES and is_table(Path(dataset))):
+        sites = {} if dataset in NAMES else _sites(Path(dataset), table)
+        return {**TABLE_DEFAULTS, **sites}
     folder = own_folder(dataset)
-    if folder is None:
-        return DEFAULTS.get(dataset, {})
+    return _folder_defaults(folder, volumes) if folder else DEFAULTS.get(dataset, {})
+
+
+def _folder_defaults(folder: Path, volumes: bool) -> Mapping[str, Any]:
+    """Return what a folder of images tells: how many clients, which task, and whether the images are medical."""
     layout, found = folder_layout(folder, volumes), dict[str, Any]()
     homes = [folder] if layout == "whole" else subfolders(folder, volumes)
     if layout == "clients":
@@ -201,6 +217,23 @@ def _dataset_defaults(dataset: str, volumes: bool) -> Mapping[str, Any]:
     if first and not is_ordinary(first):
         found["images"] = {}
     return found
+
+
+def _setting(group: Any, name: str) -> Any:
+    """Return a setting of a group that may not be checked yet."""
+    return group.get(name) if isinstance(group, Mapping) else getattr(group, name, None)
+
+
+def _sites(path: Path, table: Any) -> Mapping[str, Any]:
+    """Return how many sites tables come by; nothing if they are to be divided, or not here."""
+    names: Sequence[str] = list(site_tables(path))
+    site = _setting(table, "site")
+    if isinstance(site, str) and path.is_file():
+        from orchard.data.tables import read_table  # late: pandas takes a while to import
+        from orchard.data.targets import rows_by_site
+
+        names = list(rows_by_site(read_table(path), site, str(path)))
+    return {"clients": len(names), "partition": {"name": "given"}} if names else {}
 
 
 def _assign(values: dict[str, Any], assignment: str) -> None:

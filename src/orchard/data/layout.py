@@ -11,14 +11,13 @@ from typing import Literal
 
 from orchard.data.catalogue import NAMES
 from orchard.data.medical import holds_slices, is_medical
+from orchard.data.tables import SUFFIXES
 from orchard.errors import UserError
-from orchard.text import shortened
+from orchard.text import readable, shortened
 
 Layout = Literal["whole", "parts", "clients"]
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
-
-
 MASKED = ("images", "masks")
 """The folders of images and of their maps of labels."""
 
@@ -42,6 +41,20 @@ def folder_layout(folder: Path, volumes: bool = False) -> Layout:
 def has_masks(folder: Path) -> bool:
     """Tell whether a folder holds `images/…` and `masks/…`."""
     return all((folder / name).is_dir() for name in MASKED)
+
+
+def is_table(path: Path) -> bool:
+    """Tell whether a path is a table, or a folder with a table for each site."""
+    return path.suffix.lower() in SUFFIXES or bool(site_tables(path))
+
+
+def site_tables(folder: Path) -> dict[str, Path]:
+    """Return the tables in a folder by their sites' names; none if it is no folder, or holds anything else."""
+    if not folder.is_dir():
+        return {}
+    files = _contents(folder)
+    tables = {readable(path.stem): path for path in files if path.suffix.lower() in SUFFIXES}
+    return tables if len(tables) == len(files) else {}
 
 
 def subfolders(folder: Path, volumes: bool = False) -> list[Path]:
@@ -102,4 +115,4 @@ def own_folder(dataset: str) -> Path | None:
 def comes_by_client(dataset: str, volumes: bool = False) -> bool:
     """Tell whether a dataset is a folder with one folder for each client."""
     folder = own_folder(dataset)
-    return folder is not None and folder_layout(folder, volumes) == "clients"
+    return folder is not None and not site_tables(folder) and folder_layout(folder, volumes) == "clients"
