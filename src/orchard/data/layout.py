@@ -84,6 +84,16 @@ def is_ordinary(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS and not path.is_dir()
 
 
+def images_below(folder: Path, volumes: bool = False) -> list[Path]:
+    """Return the images in a folder and in those inside it, sorted, without hidden ones; of masks, their images."""
+    if has_masks(folder):
+        return images(folder / MASKED[0], volumes)
+    if volumes and holds_slices(folder):
+        return [folder]
+    inner = [path for path in subfolders(folder, volumes) if not path.is_symlink()]
+    return sorted([*images(folder, volumes), *(file for path in inner for file in images_below(path, volumes))])
+
+
 def first_image(folder: Path, volumes: bool) -> Path | None:
     """Return the first image in a folder or in those inside it."""
     for path in _contents(folder):

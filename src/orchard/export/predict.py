@@ -16,13 +16,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from orchard.core.evaluation import EVALUATION_BATCH
+from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
-from orchard.data.image_folders import read_images
-from orchard.data.layout import EXTENSIONS
+from orchard.data.image_folders import read_images, read_inputs
+from orchard.data.layout import images_below, is_ordinary
+from orchard.data.medical import MedicalSettings, is_medical
 from orchard.data.own_tables import target_values
 from orchard.data.readers import read_npz
-from orchard.data.samples import as_inputs, as_samples
+from orchard.data.samples import as_inputs, as_samples, image_inputs
 from orchard.data.scaling import Preparation
 from orchard.data.table_settings import TableSettings
 from orchard.data.tables import SUFFIXES, read_table
@@ -48,6 +49,20 @@ class Predictor:
     """Maps a batch of prepared samples to the network's outputs."""
     preparation: Preparation | None = None
     """How rows of a table become samples."""
+    images: MedicalSettings | None = None
+    """How DICOM and NIfTI files become samples."""
+
+    @property
+    def volumes(self) -> bool:
+        """Whether samples are volumes in such files."""
+        return self.images is not None and self.images.depth is not None
+
+    def image_size(self, file: Path) -> int:
+        """Return the side of the images; raise if the model takes anything else."""
+        size, depth = self.shape[-1], [self.images.depth] if self.images and self.images.depth else []
+        if self.shape not in [(channels, *depth, size, size) for channels in ((1,) if self.images else (1, 3))]:
+            raise UserError(f"{file}: this model takes samples of shape {self.shape}; give them in an .npz")
+        return size
 
 
 class Versioned(BaseModel):
@@ -65,6 +80,7 @@ class About(Versioned):
     classes: list[str] = Field(min_length=1)
     scale: list[list[float]] | None = None
     preparation: Preparation | None = None
+    images: MedicalSettings | None = None
 
     @model_validator(mode="after")
     def _check_scale(self) -> Self:
@@ -128,7 +144,7 @@ def _from_safetensors(file: Path, model: str | None) -> Predictor:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
     dtype = next(p.dtype for p in module.parameters())
     outputs = torch.inference_mode()(lambda x: module(x.to(dtype)))
-    return Predictor(task, shape, outputs, about.preparation)
+    return Predictor(task, shape, outputs, about.preparation, about.images)
 
 
 def _check_shapes(
@@ -163,7 +179,7 @@ def _from_onnx(file: Path) -> Predictor:
         fits = False
     if not fits:
         raise UserError(f"{file}: does not take samples or know classes as it says of itself")
-    return Predictor(task, shape, outputs, about.preparation)
+    return Predictor(task, shape, outputs, about.preparation, about.images)
 
 
 def _about(text: str | None, file: Path) -> About:
@@ -181,24 +197,37 @@ def _about(text: str | None, file: Path) -> About:
 
 def batches(paths: Sequence[Path], predictor: Predictor) -> Iterator[Batch]:
     """Yield prepared samples in batches, from `.npz` files, tables, images and folders of images."""
-    files = [file for path in paths for file in _files(path)]
+    files = [file for path in paths for file in _files(path, predictor)]
     arrays = {".npz": _from_npz, **dict.fromkeys(SUFFIXES, _from_table)}
     for file in files:
         if file.suffix.lower() in arrays:
             yield from arrays[file.suffix.lower()](file, predictor)
-    channels, *sides = predictor.shape if len(predictor.shape) == 3 else (0, 0)
     images = [file for file in files if file.suffix.lower() not in arrays]
-    if images and (channels not in (1, 3) or len(set(sides)) != 1):
-        raise UserError(f"{images[0]}: this model takes samples of shape {predictor.shape}; give them in an .npz")
-    for start in range(0, len(images), EVALUATION_BATCH):
-        some = images[start : start + EVALUATION_BATCH]
-        pixels = read_images(some, sides[0], channels)
-        yield Batch([readable(str(file)) for file in some], as_inputs(pixels, sides[0], "images"))
+    at_once = _at_once(predictor.shape)
+    for start in range(0, len(images), at_once):
+        yield _from_images(images[start : start + at_once], predictor)
 
 
-def _files(path: Path) -> list[Path]:
+def _at_once(shape: Sequence[int]) -> int:
+    return evaluation_batch(torch.Size((1, *shape)))
+
+
+def _from_images(files: Sequence[Path], predictor: Predictor) -> Batch:
+    """Prepare images as those were that the model was trained on."""
+    size, medical = predictor.image_size(files[0]), predictor.images is not None
+    for file in files:
+        if is_ordinary(file) if medical else is_medical(file):
+            kind = "DICOM or NIfTI files" if medical else "images that are not medical files"
+            raise UserError(f"{file}: this model was trained on {kind}; give such")
+    names = [readable(str(file)) for file in files]
+    if predictor.images is not None:
+        return Batch(names, read_inputs(files, size, predictor.images))
+    return Batch(names, image_inputs(read_images(files, size, predictor.shape[0]), size))
+
+
+def _files(path: Path, predictor: Predictor) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS)
+        found = images_below(path, predictor.volumes)
         if not found:
             raise UserError(f"{path}: holds no image")
         return found
@@ -237,8 +266,9 @@ def _from_table(file: Path, predictor: Predictor) -> Iterator[Batch]:
 
 
 def _in_batches(file: Path, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
-    for start in range(0, len(x), EVALUATION_BATCH):
-        part = slice(start, start + EVALUATION_BATCH)
+    at_once = _at_once(x.shape[1:])
+    for start in range(0, len(x), at_once):
+        part = slice(start, start + at_once)
         names = [f"{readable(str(file))}:{k}" for k in range(start, min(part.stop, len(x)))]
         yield Batch(names, x[part], None if y is None else y[part])
 

@@ -67,6 +67,7 @@ class TrainedModel:
             "classes": list(self.task.classes),
             "scale": self.task.scale(),
             "preparation": self.preparation,
+            "images": experiment.images and experiment.images.model_dump(mode="json"),
             "client": self.client,
             "method": experiment.method.name,
             "dataset": Path(experiment.dataset).name,
