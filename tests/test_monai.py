@@ -17,12 +17,15 @@ DRAW = np.random.default_rng(0)
 
 
 def segmenting(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return UNet(len(shape) - 1, shape[0], classes, channels=(4, 8), strides=(2,), num_res_units=1)
+    network: nn.Module = UNet(len(shape) - 1, shape[0], classes, channels=(4, 8), strides=(2,), num_res_units=1)
+    return network
 
 
 def classifying(shape: tuple[int, ...], classes: int) -> nn.Module:
     """DenseNet121 is this with larger numbers."""
-    return DenseNet(len(shape) - 1, shape[0], classes, init_features=8, growth_rate=4, block_config=(2, 2))
+    sizes: dict[str, Any] = {"init_features": 8, "growth_rate": 4, "block_config": (2, 2)}
+    network: nn.Module = DenseNet(len(shape) - 1, shape[0], classes, **sizes)
+    return network
 
 
 def bright(place: int) -> np.ndarray:
