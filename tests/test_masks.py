@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -13,12 +14,15 @@ import orchard
 from helpers import some_images
 from orchard.data.clients import federated_data
 from orchard.data.datasets import load_dataset
-from orchard.data.medical import MedicalSettings
+from orchard.data.masks import write_mask
+from orchard.data.medical import MedicalSettings, read_label_map
 from orchard.data.site import site_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment
+from orchard.export.export import export_model
 from orchard.tasks.classification import Classification
 from orchard.tasks.segmentation import Segmentation
+from processes import orchard_command
 from scans import standard, write_dicom, write_nifti, write_series
 
 SQUARE = np.zeros((20, 30), np.uint8)
@@ -84,13 +88,6 @@ def test_parts_and_clients(tmp_path: Path) -> None:
         federated_data(Experiment(dataset=str(tmp_path / "clients")))
 
 
-def test_a_run_learns_to_find_the_square(tmp_path: Path) -> None:
-    for client in ("north", "south"):
-        write_pairs(tmp_path / client, 20)
-    result = orchard.run(dataset=str(tmp_path), size=16, method="fedavg", rounds=3, epochs=2, batch_size=4, lr=0.1)
-    assert result.scores()[-1].min() > 0.9
-
-
 def test_a_site_has_masks_of_the_classes_agreed_upon(tmp_path: Path) -> None:
     write_pairs(tmp_path, 10, SQUARE * 2)
     experiment = Experiment(task="segmentation")
@@ -135,6 +132,83 @@ def test_masks_of_volumes(tmp_path: Path, kind: str) -> None:
     assert (x[:, 0][y == 1]).min() > (x[:, 0][y == 0]).mean()
     if kind == "series":  # of 5 columns come 6: the labels of the nearest
         np.testing.assert_array_equal(y[0], labels[:, :, [0, 1, 2, 2, 3, 4]])
+
+
+# predicted masks
+
+
+def segmented(tmp_path: Path) -> Path:
+    """The exported model of a run that learned to find the square."""
+    for client in ("north", "south"):
+        write_pairs(tmp_path / "data" / client, 20)
+    settings: dict[str, Any] = {"size": 16, "method": "fedavg", "rounds": 3, "epochs": 2, "batch_size": 4, "lr": 0.1}
+    result = orchard.run(dataset=str(tmp_path / "data"), **settings, out=tmp_path / "run")
+    assert result.scores()[-1].min() > 0.9
+    export_model(tmp_path / "run", "north", tmp_path / "m.safetensors", "last")
+    return tmp_path / "m.safetensors"
+
+
+def test_predicted_masks_are_as_large_as_their_images(tmp_path: Path) -> None:
+    segmented(tmp_path)
+    done = orchard_command("predict", "m.safetensors", "data/south", "--masks", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in (tmp_path / "found").iterdir()) == sorted(f"{k}.png" for k in range(20))
+    for file in (tmp_path / "found").iterdir():
+        found = np.asarray(Image.open(file))
+        assert found.shape == SQUARE.shape
+        assert (found != SQUARE).mean() < 0.1
+    for arguments, message in (
+        (["data/south/images/1.png", "--masks", "data/south/images"], "holds the image 1.png; choose another folder"),
+        (["data/south", "data/north", "--masks", "new"], "two images are called 0; give them one by one"),
+        (["x.npz", "--masks", "new"], "masks are written for images, not for x.npz:0"),
+    ):
+        np.savez(tmp_path / "x.npz", x=np.zeros((1, 1, 16, 16), np.float32))
+        refused = orchard_command("predict", "m.safetensors", *arguments, cwd=tmp_path)
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 0, 2)])
+@pytest.mark.parametrize("flips", [(1, 1, 1), (-1, 1, 1), (1, -1, -1)])
+def test_a_written_mask_lies_where_the_image_does(
+    tmp_path: Path, order: tuple[int, ...], flips: tuple[int, ...]
+) -> None:
+    affine = np.eye(4)
+    affine[:3, :3] = np.diag([2.0, 3, 4])[:, order] * flips
+    affine[:3, 3] = 5, -6, 7
+    labels = np.random.default_rng(0).integers(0, 4, (4, 4, 4)).astype(np.uint8)
+    image = write_nifti(tmp_path / "scan.nii.gz", labels, affine)
+    settings = MedicalSettings(depth=4)
+    (tmp_path / "masks").mkdir()
+    file = write_mask(read_label_map(image, settings, 4), image, settings, tmp_path / "masks")
+    assert file.name == "scan.nii.gz"
+    written, original = (nibabel.as_closest_canonical(nibabel.load(path)) for path in (file, image))
+    np.testing.assert_array_equal(written.affine, original.affine)
+    np.testing.assert_array_equal(np.asarray(written.dataobj), np.asarray(original.dataobj))
+
+
+def test_masks_of_other_kinds_of_images(tmp_path: Path) -> None:
+    (tmp_path / "masks").mkdir()
+    series = write_series(tmp_path / "series", np.zeros((4, 6, 8), np.int16) + np.arange(8, dtype=np.int16))
+    labels = np.zeros((2, 3, 3), np.int64)
+    labels[1, 0, 0] = 1
+    file = write_mask(labels, series, MedicalSettings(depth=2), tmp_path / "masks")
+    written = nibabel.load(file)
+    expected = np.zeros((8, 6, 4))  # columns, rows, slices
+    expected[:3, :2, 2:] = 1
+    np.testing.assert_array_equal(np.asarray(written.dataobj), expected)
+    np.testing.assert_array_equal(written.affine @ [0, 0, 0, 1], [10, -20, -7, 1])  # to the right, front and head
+    np.testing.assert_array_equal(written.affine @ [1, 1, 1, 1], [9.75, -20.5, -5, 1])
+    image = write_dicom(tmp_path / "image.dcm", SQUARE.astype(np.int16), PixelSpacing=[1, 1])
+    spaced = MedicalSettings(spacing=(1, 1))
+    file = write_mask(np.ones((10, 10), np.int64), image, spaced, tmp_path / "masks")
+    assert file.name == "image.png"
+    found = np.asarray(Image.open(file))
+    assert (found.shape, found.sum()) == ((20, 30), 100)  # what the model did not see is background
+    assert found[5:15, 10:20].all()
+    flat = write_nifti(tmp_path / "flat.nii", SQUARE)
+    file = write_mask(read_label_map(flat, MedicalSettings(), 30), flat, MedicalSettings(), tmp_path / "masks")
+    written, original = (nibabel.as_closest_canonical(nibabel.load(path)) for path in (file, flat))
+    np.testing.assert_array_equal(np.asarray(written.dataobj)[..., 0], np.asarray(original.dataobj).reshape(20, 30))
 
 
 # what is wrong

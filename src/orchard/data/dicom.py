@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -269,10 +270,15 @@ def _volume(slices: list[Slice], path: Path) -> Scan:
     order, gap = _order(slices, path)
     values = np.stack([slices[k].values for k in order])
     spacing = (gap, *first.spacing) if gap and first.spacing else None
+    scan = Scan(values, spacing)
     if first.axes is not None:
-        values, spacing = in_standard_axes(values, spacing, first.axes)
+        affine = np.eye(4)
+        affine[:3, :3] = first.axes.T * (spacing or 1)
+        start = slices[order[0]].position
+        affine[:3, 3] = 0 if start is None else start
+        scan = in_standard_axes(values, spacing, affine)
     window = first.window if len({part.window for part in slices}) == 1 else None
-    return Scan(values, spacing, window, first.kind == "MONOCHROME1", first.kind == "RGB")
+    return replace(scan, window=window, inverted=first.kind == "MONOCHROME1", colour=first.kind == "RGB")
 
 
 def _alike(has: Any, should: Any) -> bool:

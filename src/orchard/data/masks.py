@@ -16,7 +16,15 @@ from torch import Tensor
 
 from orchard.data.image_folders import check_one_kind, read_inputs
 from orchard.data.layout import MASKED, images, is_ordinary, subfolders
-from orchard.data.medical import AT_ONCE, DICOM_EXTENSIONS, NIFTI_EXTENSIONS, MedicalSettings, read_label_map, read_pair
+from orchard.data.medical import (
+    AT_ONCE,
+    DICOM_EXTENSIONS,
+    NIFTI_EXTENSIONS,
+    MedicalSettings,
+    labels_for,
+    read_label_map,
+    read_pair,
+)
 from orchard.data.samples import Samples
 from orchard.errors import UserError
 from orchard.tasks.segmentation import Segmentation
@@ -24,6 +32,8 @@ from orchard.tasks.segmentation import Segmentation
 Pair = tuple[Path, Path]
 WHITE = 255
 """In a picture of black and white only, what is white is of class 1."""
+UNKNOWN = np.eye(4)[[2, 1, 0, 3]]
+"""Where a volume is taken to lie that does not say: in the standard axes, with voxels of one millimetre."""
 ORIENTATION = 0x0112
 TURNED = (5, 6, 7, 8)
 """Values of that Exif field with which a picture lies on its side."""
@@ -49,29 +59,29 @@ def _pairs(home: Path, volumes: bool) -> list[Pair]:
     if strange := sorted({path.name for path in subfolders(home)} - set(MASKED)):
         raise UserError(f"{home}: expected only 'images' and 'masks', not {strange}")
     shown, masks = (_by_stem(home / name, volumes) for name in MASKED)
-    for stem, file in shown.items():
-        if stem not in masks:
+    for name, file in shown.items():
+        if name not in masks:
             raise UserError(f"{file}: has no mask; expected one of that name in {home / MASKED[1]}")
-    for stem, file in masks.items():
-        if stem not in shown:
+    for name, file in masks.items():
+        if name not in shown:
             raise UserError(f"{file}: is the mask of no image in {home / MASKED[0]}")
-        _check_kind(shown[stem], file, volumes)
-    return [(file, masks[stem]) for stem, file in shown.items()]
+        _check_kind(shown[name], file, volumes)
+    return [(file, masks[name]) for name, file in shown.items()]
 
 
 def _by_stem(folder: Path, volumes: bool) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in images(folder, volumes):
-        stem = _stem(path)
-        if stem in found:
-            raise UserError(f"{path}: has the same name as {found[stem].name}; rename one, and its mask")
-        found[stem] = path
+        name = stem(path)
+        if name in found:
+            raise UserError(f"{path}: has the same name as {found[name].name}; rename one, and its mask")
+        found[name] = path
     if not found:
         raise UserError(f"{folder}: holds no image")
     return found
 
 
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
     """Return a name without what tells the format; of folders and of DICOM files without it, the whole name."""
     for extension in NIFTI_EXTENSIONS:
         if path.name.lower().endswith(extension):
@@ -110,19 +120,19 @@ def _ordinary(pairs: Sequence[Pair], size: int) -> tuple[Tensor, Tensor]:
 
 def _mask(image: Path, mask: Path, size: int) -> NDArray[np.int64]:
     labels = read_label_map(mask, MedicalSettings(), size)
-    has, should = _sides(mask), _sides(image)
+    has, should = ("×".join(map(str, _sides(file))) for file in (mask, image))
     if has != should:
         raise UserError(f"{mask}: is {has} pixels large, but its image {image.name} is {should}")
     return labels
 
 
-def _sides(file: Path) -> str:
+def _sides(file: Path) -> tuple[int, int]:
     """Return the height and width of a picture, as it is to be shown."""
     try:
         with Image.open(file) as opened:
             width, height = opened.size
             turned = opened.getexif().get(ORIENTATION) in TURNED
-            return f"{width}×{height}" if turned else f"{height}×{width}"
+            return (width, height) if turned else (height, width)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{file}: cannot be read as an image: {error}") from None
 
@@ -131,3 +141,28 @@ def _classes(y: Tensor) -> Tensor:
     """Return labels; if all are black or white, white is 1."""
     black_and_white = bool(((y == 0) | (y == WHITE)).all())
     return (y == WHITE).long() if black_and_white else y
+
+
+def write_mask(labels: NDArray[np.int64], image: Path, settings: MedicalSettings | None, folder: Path) -> Path:
+    """Write the labels that were predicted for an image, on its own pixels; return the file.
+
+    It is a PNG, as `masks/…` has it; for NIfTI images and volumes, a NIfTI file that lies where the image does.
+    """
+    affine = None
+    if settings is None:
+        shown = Image.fromarray(labels.astype(np.uint8)).resize(_sides(image)[::-1], Image.Resampling.NEAREST)
+        labels = np.asarray(shown, np.int64)
+    else:
+        labels, scan = labels_for(image, settings, labels)
+        affine = UNKNOWN if scan.affine is None and labels.ndim == 3 else scan.affine
+    file = folder / f"{stem(image)}{'.png' if affine is None else '.nii.gz'}"
+    try:
+        if affine is None:
+            Image.fromarray(labels.astype(np.uint8)).save(file)
+        else:
+            from orchard.data.nifti import write_labels
+
+            write_labels(file, labels, affine)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {error.strerror or error}") from None
+    return file

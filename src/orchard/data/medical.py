@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ AT_ONCE = 2
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Spacing = tuple[float, ...]
 Values = NDArray[np.float32]
+Affine = NDArray[np.float64]
 
 
 class MedicalSettings(Settings):
@@ -90,6 +91,10 @@ class Scan:
     """Whether low values are bright (DICOM's MONOCHROME1)."""
     colour: bool = False
     """Whether the values are the brightness of colours."""
+    affine: Affine | None = None
+    """Where voxels lie, in millimetres of DICOM's coordinates: to the left, to the back, to the head.
+
+    4×4, with a column for each axis of the values, then, of an image, one for the axis across it."""
 
 
 def is_medical(path: Path) -> bool:
@@ -165,11 +170,25 @@ def _labels(scan: Scan, path: Path, settings: MedicalSettings, size: int) -> NDA
     if values.min() < 0 or bool((values != np.rint(values)).any()):
         raise UserError(f"{path}: a map of labels holds whole numbers from 0, but this one has others")
     for axis, (length, step) in enumerate(_grid(scan, settings, size)):
-        places = _places(values.shape[axis], length, step)
-        outside = (places < 0) | (places >= values.shape[axis])
-        values = values.take(np.where(outside, 0, places).astype(np.int64), axis)
-        np.moveaxis(values, axis, 0)[outside] = 0
+        values = _nearest(values, axis, length, step)
     return values.astype(np.int64)
+
+
+def labels_for(path: Path, settings: MedicalSettings, labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], Scan]:
+    """Bring labels that were predicted for a file back to its own pixels; return them, and what the file holds."""
+    scan = _checked(_scan(path), path, settings)
+    for axis, (_, step) in enumerate(_grid(scan, settings, labels.shape[-1])):
+        labels = _nearest(labels, axis, scan.values.shape[axis], 1 / step)
+    return labels, scan
+
+
+def _nearest(values: NDArray[Any], axis: int, length: int, step: float) -> NDArray[Any]:
+    """Take the nearest value for each place along an axis, 0 outside."""
+    places = _places(values.shape[axis], length, step)
+    outside = (places < 0) | (places >= values.shape[axis])
+    values = values.take(np.where(outside, 0, places).astype(np.int64), axis)
+    np.moveaxis(values, axis, 0)[outside] = 0
+    return values
 
 
 def check_size(voxels: int, path: Path) -> None:
@@ -178,17 +197,18 @@ def check_size(voxels: int, path: Path) -> None:
         raise UserError(f"{path}: its header tells of {voxels} voxels; at most {MOST_VOXELS} can be read")
 
 
-def in_standard_axes(
-    values: Values, spacing: Spacing | None, axes: NDArray[np.float64]
-) -> tuple[Values, Spacing | None]:
-    """Turn and flip a volume so that its axes are nearest to depth, rows and columns as the module's text says.
-
-    `axes` has one row for each axis: its direction in DICOM's coordinates (to the left, to the back, to the head).
-    """
-    towards = axes[:, ::-1]  # the head, the back, the left
+def in_standard_axes(values: Values, spacing: Spacing | None, affine: Affine) -> Scan:
+    """Turn and flip a volume so that its axes are nearest to depth, rows and columns as the module's text says."""
+    steps = affine[:3, :3]
+    towards = (steps / np.linalg.norm(steps, axis=0)).T[:, ::-1]  # the head, the back, the left
     order = max(permutations(range(3)), key=lambda order: sum(abs(towards[order[k], k]) for k in range(3)))
-    flips = tuple(slice(None, None, -1 if towards[order[k], k] < 0 else 1) for k in range(3))
-    return values.transpose(order)[flips], spacing and tuple(spacing[k] for k in order)
+    turned = affine[:, [*order, 3]]
+    flips = [-1 if towards[order[k], k] < 0 else 1 for k in range(3)]
+    values = values.transpose(order)[tuple(slice(None, None, flip) for flip in flips)]
+    for k in np.flatnonzero(np.array(flips) < 0):
+        turned[:, 3] += (values.shape[k] - 1) * turned[:, k]  # where the axis begins now
+        turned[:, k] *= -1
+    return Scan(values, spacing and tuple(spacing[k] for k in order), affine=turned)
 
 
 def _scan(path: Path, labels: bool = False) -> Scan:

@@ -20,6 +20,7 @@ from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
 from orchard.data.image_folders import read_images, read_inputs
 from orchard.data.layout import images_below, is_ordinary
+from orchard.data.masks import stem, write_mask
 from orchard.data.medical import MedicalSettings, is_medical
 from orchard.data.own_tables import target_values
 from orchard.data.readers import read_npz
@@ -102,6 +103,8 @@ class Batch:
     names: list[str]
     x: Tensor
     y: Tensor | None = None
+    files: Sequence[Path] = ()
+    """The images, if each sample is one."""
 
 
 def load_predictor(file: Path, model: str | None = None) -> Predictor:
@@ -221,8 +224,8 @@ def _from_images(files: Sequence[Path], predictor: Predictor) -> Batch:
             raise UserError(f"{file}: this model was trained on {kind}; give such")
     names = [readable(str(file)) for file in files]
     if predictor.images is not None:
-        return Batch(names, read_inputs(files, size, predictor.images))
-    return Batch(names, image_inputs(read_images(files, size, predictor.shape[0]), size))
+        return Batch(names, read_inputs(files, size, predictor.images), files=files)
+    return Batch(names, image_inputs(read_images(files, size, predictor.shape[0]), size), files=files)
 
 
 def _files(path: Path, predictor: Predictor) -> list[Path]:
@@ -276,13 +279,22 @@ def _in_batches(file: Path, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
 # --- Predicting ---
 
 
-def predict(predictor: Predictor, samples: Iterator[Batch], to: TextIO) -> tuple[int, Measures | None]:
-    """Write a line of CSV per sample; return the number of samples, and the measures if their targets are known."""
+def predict(
+    predictor: Predictor, samples: Iterator[Batch], to: TextIO, masks: Path | None = None
+) -> tuple[int, Measures | None]:
+    """Write a line of CSV per sample, and a mask per image if there is a folder for them.
+
+    Return the number of samples, and the measures if their targets are known.
+    """
+    if masks and predictor.task.name != "segmentation":
+        raise UserError(f"--masks {masks}: this model is for {predictor.task.name}, which makes none")
     writer, task = csv.writer(to, lineterminator="\n"), predictor.task
     writer.writerow(["sample", *task.headings()])
-    count, known = 0, list[tuple[Tensor, Tensor]]()
+    count, known, written = 0, list[tuple[Tensor, Tensor]](), set[str]()
     for batch in samples:
         outputs = predictor.outputs(batch.x)
+        if masks:
+            _write_masks(outputs, batch, predictor.images, masks, written)
         for name, row in zip(batch.names, task.predictions(outputs, batch.y), strict=True):
             writer.writerow([name, *row])
         if batch.y is not None:
@@ -290,3 +302,18 @@ def predict(predictor: Predictor, samples: Iterator[Batch], to: TextIO) -> tuple
         count += len(outputs)
     measured = task.measure(*(torch.cat(parts) for parts in zip(*known, strict=True))) if known else None
     return count, measured
+
+
+def _write_masks(
+    outputs: Tensor, batch: Batch, settings: MedicalSettings | None, folder: Path, written: set[str]
+) -> None:
+    """Write a mask for each image; raise if one is called as another, which it would replace."""
+    if not batch.files:
+        raise UserError(f"--masks {folder}: masks are written for images, not for {batch.names[0]}")
+    for file, labels in zip(batch.files, outputs.argmax(1).numpy(), strict=True):
+        if stem(file) in written:
+            raise UserError(f"--masks {folder}: two images are called {readable(stem(file))}; give them one by one")
+        if file.parent.resolve() == folder.resolve():
+            raise UserError(f"--masks {folder}: holds the image {readable(file.name)}; choose another folder")
+        written.add(stem(file))
+        write_mask(labels, file, settings, folder)
