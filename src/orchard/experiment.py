@@ -198,10 +198,10 @@ def definition_of(values: Mapping[str, Any]) -> tuple[Experiment, RunOptions]:
 
 def _dataset_defaults(dataset: str, table: Any, volumes: bool) -> Mapping[str, Any]:
     """Return what a dataset suggests."""
+    folder = own_folder(dataset)  # first: it refuses a path that cannot be opened
     if table is not None or (dataset not in NAMES and is_table(Path(dataset))):
         sites = {} if dataset in NAMES else _sites(Path(dataset), table)
         return {**TABLE_DEFAULTS, **sites}
-    folder = own_folder(dataset)
     return _folder_defaults(folder, volumes) if folder else DEFAULTS.get(dataset, {})
 
 

@@ -70,6 +70,8 @@ class FederatedData:
     matrix: Matrix | None = None
     groups: tuple[int, ...] | None = None
     """The group of each client, if the data were shifted."""
+    unscaled: Schema | None = None
+    """How rows of a table became features, if their scaling is still to be agreed upon."""
 
     def fingerprint(self) -> str:
         """Return a hash of all clients' samples and targets."""
@@ -131,6 +133,8 @@ class DataDistribution:
     """Means and deviations of the training targets of all clients, in regression."""
     preparations: list[dict[str, Any]] | None = None
     """How each client's rows became samples, if the data are tables and all in one place."""
+    moments: dict[str, Any] | None = None
+    """Count, mean and squares of all sites' numbers together, if separate sites standardise by these."""
 
     def predicted(self) -> Task:
         """Return the task."""
