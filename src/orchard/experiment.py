@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
 from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES
-from orchard.data.layout import comes_by_client, subfolders
+from orchard.data.folders import comes_by_client, subfolders
 from orchard.data.partitions import Partition, Practical
 from orchard.data.shifts import Shift
 from orchard.errors import UserError

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.datasets import load_dataset
+from orchard.data.folders import comes_by_client, subfolders
 from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import comes_by_client, subfolders
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, as_samples, find_task, image_samples, split_by_stratum
 from orchard.data.shifts import groups_of, shift_samples

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from orchard.data.layout import images, subfolders
+from orchard.data.folders import images, subfolders
 from orchard.data.readers import Part
 from orchard.errors import UserError
 from orchard.text import readable

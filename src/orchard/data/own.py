@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from orchard.data.folders import folder_kind, subfolders
 from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import folder_layout, subfolders
 from orchard.data.partitions import Column
 from orchard.data.readers import read_npz
 from orchard.data.samples import (
@@ -112,7 +112,7 @@ def _owners(arrays: Arrays, keys: Keys, key: str, path: Path) -> dict[str, NDArr
 
 def own_images(folder: Path, size: int) -> Dataset:
     """Load `train/<class>/…` and `test/<class>/…`; without a test part, split the data 80/20."""
-    if folder_layout(folder) == "classes":
+    if folder_kind(folder) == "classes":
         task = Classification(class_names([folder]))
         everything = image_samples(read_class_folders(folder, task.classes, size), size)
         return Dataset(*split_by_stratum(everything, task), task)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchard.data.clients import FederatedData, client_of_samples, one_client
+from orchard.data.folders import folder_kind, subfolders
 from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import folder_layout, subfolders
 from orchard.data.own import PARTS, part_keys, samples_of_parts
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
@@ -30,10 +30,10 @@ def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
 
 
 def _images(folder: Path, classes: tuple[str, ...], size: int) -> Mapping[str, Samples]:
-    layout = folder_layout(folder)
-    if layout == "clients":
+    kind = folder_kind(folder)
+    if kind == "clients":
         raise UserError(f"{folder}: holds the folders of several clients; use the folder of this site only")
-    homes = {"train": folder} if layout == "classes" else {path.name: path for path in subfolders(folder)}
+    homes = {"train": folder} if kind == "classes" else {path.name: path for path in subfolders(folder)}
     if strange := homes.keys() - set(PARTS):
         raise UserError(f"{folder}: expected only 'train', 'val' and 'test', not {sorted(strange)}")
     if unknown := sorted(set(class_names(list(homes.values()))) - set(classes)):

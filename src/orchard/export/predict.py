@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from orchard.core.evaluation import EVALUATION_BATCH
 from orchard.core.models import MODELS, build
+from orchard.data.folders import EXTENSIONS
 from orchard.data.image_folders import read_images
-from orchard.data.layout import EXTENSIONS
 from orchard.data.readers import read_npz
 from orchard.data.samples import as_inputs, as_samples
 from orchard.errors import UserError

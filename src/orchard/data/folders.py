@@ -1,4 +1,4 @@
-"""The layout of a folder of images: by class, by part and class, or by client and class."""
+"""Folders of images: divided by class, by part and class, or by client and class."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,12 +7,12 @@ from orchard.data.catalogue import NAMES
 from orchard.errors import UserError
 from orchard.text import shortened
 
-Layout = Literal["classes", "parts", "clients"]
+FolderKind = Literal["classes", "parts", "clients"]
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-def folder_layout(folder: Path) -> Layout:
+def folder_kind(folder: Path) -> FolderKind:
     """Tell whether a folder holds `<class>/…`, `train/<class>/…` or `<client>/<class>/…`."""
     inner = subfolders(folder)
     if not inner:
@@ -52,4 +52,4 @@ def comes_by_client(dataset: str) -> bool:
         raise UserError(f"dataset = {dataset!r}: a path that is not UTF-8 cannot be saved; rename it") from None
     except OSError as error:  # e.g. the name is too long, or access is denied
         raise UserError(f"dataset = {shortened(dataset, 60)!r}: cannot be opened: {error.strerror}") from None
-    return is_folder and folder_layout(Path(dataset)) == "clients"
+    return is_folder and folder_kind(Path(dataset)) == "clients"
