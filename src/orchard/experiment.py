@@ -14,9 +14,11 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
+from orchard.data.axes import Layout
 from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES
 from orchard.data.folders import comes_by_client, subfolders
-from orchard.data.partitions import Partition, Practical
+from orchard.data.owners import count_owners_in
+from orchard.data.partitions import Partition, Practical, column_key
 from orchard.data.shifts import Shift
 from orchard.errors import UserError
 from orchard.method import MethodSettings
@@ -42,6 +44,7 @@ class Experiment(Settings):
     task: Literal["classification", "multilabel", "regression", "segmentation"] | None = Field(
         default=None, description="what is predicted; none: what the data are obviously for"
     )
+    layout: Layout | None = Field(default=None, description="what the axes of arrays are; none: what is obvious")
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
     split: Literal["merged", "official"] = Field(
         default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
@@ -81,6 +84,10 @@ class Experiment(Settings):
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)
         if dataset in CATALOGUE and name == CATALOGUE[dataset].natural_name:
             defaults["clients"] = CATALOGUE[dataset].natural[1]
+        key = column_key(partition)
+        if key and "clients" not in values and Path(dataset).suffix.lower() == ".npz":
+            owners = count_owners_in(Path(dataset), key)
+            defaults |= {"clients": owners} if owners else {}
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}
         return {**defaults, **values}

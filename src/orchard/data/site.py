@@ -6,7 +6,8 @@ from pathlib import Path
 from orchard.data.clients import FederatedData, client_of_samples, one_client
 from orchard.data.folders import folder_kind, subfolders
 from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.own import PARTS, part_keys, samples_of_parts
+from orchard.data.own import part_keys, samples_of_parts
+from orchard.data.owners import PARTS
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
 from orchard.errors import UserError
@@ -16,14 +17,14 @@ from orchard.tasks.task import Task
 
 def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
     """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
-    parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
+    parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
     return one_client(client_of_samples(name, index, experiment, task, train, parts.get("val"), test), task)
 
 
-def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
+def _arrays(path: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:
     arrays = read_npz(path)
-    parts = samples_of_parts(arrays, part_keys(arrays, path), size, type(task), path)
+    parts = samples_of_parts(arrays, part_keys(arrays, str(path)), experiment, type(task), str(path))
     for part in parts.values():
         task.check(part.y, str(path))  # before anything is split by classes that there may not be
     return parts
