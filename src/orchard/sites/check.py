@@ -17,6 +17,7 @@ from orchard.engines.client_round import run_client_round
 from orchard.engines.flare.messages import MessageRejected, pack_update
 from orchard.errors import UserError
 from orchard.method import MethodSettings, Moment
+from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
@@ -40,6 +41,8 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     samples = [len(known.data.clients[0].train.y)] * len(plan.sites)
     now = started(known, samples, known.data.shape, known.data.task.scale())
     yield f"model: {now.federation.parameters:,} parameters, on {settings.device}"
+    for finding in findings(plan.experiment, known.data, OF_A_CLIENT):
+        yield f"note: {finding}"
     yield from _dry_round(known, now)
 
 
