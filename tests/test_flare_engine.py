@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import orchard
-from helpers import method, small_arrays, small_experiment
+from helpers import measures, method, small_arrays, small_experiment
 from orchard.engines.flare.messages import Message
 from orchard.errors import RunFailed
 from orchard.methods.apple import Apple
@@ -175,7 +175,7 @@ def altered_update(answer: Message, kind: str) -> Message:
         "of another site": {"site": "south"},
         "with a strange choice": {"selected": ["core 0", "core 7"]},
         "with too many choices": {"selected": ["core 0"] * 5},
-        "with a figure above 1": {"after_training": [[1.5, None, None], [0.5, None, None]]},
+        "with a figure above 1": {"after_training": {"validation": measures(1.5), "test": measures(0.5)}},
     }
     return {**answer, **changes[kind]}
 

@@ -1,5 +1,6 @@
 """Graft: its exact limits, who opposes whom, and what a client keeps of its own."""
 
+import cmath
 import math
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from orchard.core.training import local_sgd
 from orchard.data.samples import Samples
 from orchard.experiment import load_experiment
 from orchard.methods import weighted_mean
-from orchard.methods.graft import GraftClient, GraftServer, agreement, fit_samples
+from orchard.methods.graft import GraftClient, GraftServer, agreement, chained, fit_samples
 from orchard.runs.panel import FEDERATIONS
 
 EVERYBODY = {"opposition": -1.0, "stock": 0.0}
@@ -64,6 +65,23 @@ def test_agreement_by_hand() -> None:
     torch.testing.assert_close(found, rho)  # the cosines of its rows are the same here
 
 
+def test_those_who_disagree_pull_apart_and_from_the_same_others() -> None:
+    """The first two pull apart a little, but both against the others."""
+    rho = torch.tensor([[10, -1, -6, -6], [-1, 10, -6, -6], [-6, -6, 10, 9], [-6, -6, 9, 10]], dtype=torch.float64) / 10
+    found = agreement(rho, torch.ones_like(rho))
+    assert found[0, 1] == pytest.approx((-0.1 - 0.1 + 0.36 + 0.36) / (1 + 0.01 + 0.36 + 0.36))
+    assert found[0, 2] == pytest.approx(-0.6)  # and the cosine of their rows is lower still
+
+
+def test_a_chain_links_whoever_is_on_it() -> None:
+    links = torch.eye(7, dtype=torch.bool)
+    for i, j in [(0, 1), (1, 2), (2, 3), (3, 4), (5, 6)]:
+        links[i, j] = links[j, i] = True
+    on_it = torch.arange(7) < 5
+    assert torch.equal(chained(links), on_it == on_it[:, None])
+    assert torch.equal(chained(torch.eye(3, dtype=torch.bool)), torch.eye(3, dtype=torch.bool))
+
+
 @given(n=st.integers(2, 6), seed=st.integers(0, 99))
 def test_agreement_is_symmetric_and_does_not_depend_on_lengths(n: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -85,10 +103,17 @@ def server_of_four() -> GraftServer:
     return server
 
 
-def upload(server: GraftServer, *directions: float | None) -> None:
-    """Move each core along one direction from its pool; None: it is absent."""
-    line = torch.ones_like(server.pools[0])
-    server.aggregate({j: {"core": server.pools[j] + d * line} for j, d in enumerate(directions) if d is not None})
+def upload(server: GraftServer, *directions: complex | None) -> None:
+    """Move each core from its pool, in a plane; None: it is absent."""
+    x, y = torch.zeros(2, len(server.pools[0]))
+    x[0] = y[1] = 1
+    moves = {j: d.real * x + d.imag * y for j, d in enumerate(directions) if d is not None}
+    server.aggregate({j: {"core": server.pools[j] + move} for j, move in moves.items()})
+
+
+def turn(*degrees: float) -> list[complex]:
+    """Return directions of length one."""
+    return [cmath.rect(1, math.radians(angle)) for angle in degrees]
 
 
 def test_opponents_are_separated_and_stay_so() -> None:
@@ -103,6 +128,35 @@ def test_opponents_are_separated_and_stay_so() -> None:
     weights = server.send(0, ("pool", "weights"))["weights"]
     assert weights[2:].tolist() == [0, 0]
     assert weights[0] / weights[1] == pytest.approx(server.samples[0] / server.samples[1])
+
+
+def test_three_groups_are_separated_too() -> None:
+    server = SmallFederation(method="graft", clients=6).server
+    assert isinstance(server, GraftServer)
+    for _ in range(2):
+        upload(server, *turn(0, 120, 240, 0, 120, 240))
+    groups = torch.arange(6) % 3
+    assert torch.equal(server.pooled, groups == groups[:, None])
+
+
+def test_two_who_pull_apart_are_pooled_if_others_between_link_them() -> None:
+    """As clients do who have different labels: the first and the last pull apart, but not from the second."""
+    server = SmallFederation(method="graft", clients=3).server
+    assert isinstance(server, GraftServer)
+    for _ in range(2):
+        upload(server, *turn(0, 60, 120))
+    assert agreement(server.together, server.lengths)[0, 2] == pytest.approx(-0.5)
+    assert server.pooled.all()
+
+
+def test_of_whom_nothing_is_known_links_nobody() -> None:
+    server = SmallFederation(method="graft", clients=3).server
+    assert isinstance(server, GraftServer)
+    for _ in range(2):
+        upload(server, 1, -1, None)
+    assert server.pooled.tolist() == [[True, False, True], [False, True, True], [True, True, True]]
+    upload(server, 1, -1, 1)
+    assert server.pooled.tolist() == [[True, False, True], [False, True, False], [True, False, True]]
 
 
 def test_an_absent_client_gives_no_evidence_and_keeps_its_core() -> None:
@@ -136,9 +190,11 @@ def test_all_or_nobody_is_pooled_at_the_ends(opposition: float, pooled: list[lis
     assert server.pooled.tolist() == pooled
 
 
-def test_two_label_conventions_are_found() -> None:
-    experiment = load_experiment(overrides={**FEDERATIONS["digits-conventions"], "method": "graft", "rounds": 5})
-    result = orchard.run(experiment)
+@pytest.mark.parametrize("conventions", [2, 3])
+def test_label_conventions_are_found(conventions: int) -> None:
+    shift = {"kind": "labels", "groups": conventions}
+    settings = {**FEDERATIONS["digits-conventions"], "method": "graft", "rounds": 6, "shift": shift}
+    result = orchard.run(load_experiment(overrides=settings))
     groups = result.distribution.groups
     relationships = result.relationships
     assert groups is not None

@@ -9,6 +9,7 @@ import torch
 import orchard
 from helpers import REAL_DATA
 from orchard.data.clients import ClientData, federated_data, standardised
+from orchard.data.encoding import FeatureColumn, Schema
 from orchard.data.heart import read_heart_disease
 from orchard.data.samples import Samples
 from orchard.experiment import Experiment, load_experiment
@@ -60,7 +61,9 @@ def test_a_client_standardises_by_its_own_training_part() -> None:
     nan = float("nan")
     train = Samples(torch.tensor([[1.0, 5.0, nan], [3.0, 5.0, nan], [nan, 5.0, nan]]), torch.tensor([0, 1, 0]))
     test = Samples(torch.tensor([[4.0, 7.0, 9.0]]), torch.tensor([1]))
-    client = standardised(ClientData("north", train, train, test))
+    columns = tuple(FeatureColumn(name=name, marks_missing=False) for name in "abc")
+    schema = Schema(columns=columns, targets=("y",))
+    (client,) = standardised([ClientData("north", train, train, test)], schema, shared=False)
     assert client.train.x.tolist() == [[-1, 0, 0], [1, 0, 0], [0, 0, 0]]
     assert client.test.x.tolist() == [[2, 2, 9]]  # a column that does not vary, or is empty, is not scaled
 

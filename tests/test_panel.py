@@ -131,7 +131,7 @@ def test_as_text_markdown_and_page() -> None:
         "a             +1.50    +5.00          +0.75    +2.50                 2\n"
     )
     rows = [line.split() for line in text.splitlines()]
-    assert ["b:mu=1", "75.00", "–", "-5.00", "76.00", "+0.00", "–"] in rows
+    assert ["b:mu=1", "75.00", "–", "–", "-5.00", "76.00", "+0.00", "–"] in rows
     assert "| a | +1.50 | +5.00 | +0.75 | +2.50 | 2 |\n" in as_markdown(BY_HAND)
     page = as_page(BY_HAND)
     assert "<td>b:mu=1<td>-1.50" in page
@@ -184,3 +184,22 @@ def test_every_federation_can_be_made() -> None:
     assert experiments["digits-writers"].clients == 14
     assert {experiment.model for experiment in experiments.values()} == {"small-cnn", "logistic"}
     assert experiments["heart-all"].clients == 4
+
+
+def test_a_kept_panel_takes_in_what_was_measured_anew() -> None:
+    def cell(accuracy: float, settled: float) -> PanelCell:
+        return PanelCell(Spread(accuracy, None), None, 0.0, Spread(settled, None), 0.0, 0, 4)
+
+    kept = Panel(
+        {"a": {"x": cell(0.9, 0.8), "y": cell(0.7, 0.7)}, "b": {"x": cell(0.8, 0.9), "y": cell(0.6, 0.6)}}, {}, [1]
+    )
+    newer = Panel({"b": {"x": cell(0.95, 0.7)}, "c": {"x": cell(0.5, 0.5), "y": cell(0.8, 0.5)}}, {}, [1])
+    found = kept.updated(newer)
+    assert list(found.cells) == ["a", "b", "c"]
+    assert found.regrets("a") == pytest.approx([0.95 - 0.9, 0.8 - 0.7])
+    assert found.regrets("b") == pytest.approx([0.9 - 0.95, 0.8 - 0.6])
+    assert found.regrets("b", settled=True) == pytest.approx([0.8 - 0.7, 0.7 - 0.6])
+    with pytest.raises(orchard.UserError, match="c: is not measured on y yet"):
+        kept.updated(Panel({"c": {"x": cell(0.5, 0.5)}}, {}, [1]))
+    with pytest.raises(orchard.UserError, match=r"has the seeds \[1\]; measure with the same"):
+        kept.updated(Panel(newer.cells, {}, [1, 2]))

@@ -39,7 +39,7 @@ def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader
     rows = reader.page.locator("#headline tbody tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == list(METHODS)
     for chart in [
-        "accuracy",
+        "score",
         "loss",
         "clients",
         "matrix",

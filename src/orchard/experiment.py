@@ -15,11 +15,12 @@ import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
 from orchard.data.axes import Layout
-from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES
-from orchard.data.folders import comes_by_client, subfolders
+from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES, TABLE_DEFAULTS
+from orchard.data.folders import comes_by_client, is_table, site_tables, subfolders
 from orchard.data.owners import count_owners_in
 from orchard.data.partitions import Partition, Practical, column_key
 from orchard.data.shifts import Shift
+from orchard.data.table_settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
 from orchard.settings import LaxPath, Settings, named, read_toml, validated
@@ -40,11 +41,14 @@ Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
 class Experiment(Settings):
     """Everything that decides the result of a run."""
 
-    dataset: str = Field(default="digits", description="a dataset's name, an .npz, or a folder of images")
+    dataset: str = Field(
+        default="digits", description="a dataset's name, or a path: images in folders, arrays in an .npz, tables"
+    )
     task: Literal["classification", "multilabel", "regression", "segmentation"] | None = Field(
         default=None, description="what is predicted; none: what the data are obviously for"
     )
     layout: Layout | None = Field(default=None, description="what the axes of arrays are; none: what is obvious")
+    table: TableSettings | None = Field(default=None, description="of tables: what each column is for")
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
     split: Literal["merged", "official"] = Field(
         default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
@@ -76,7 +80,8 @@ class Experiment(Settings):
             if key in RunOptions.model_fields:
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         dataset = str(values.get("dataset", "digits"))
-        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset)}
+        table = values.get("table")
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, table)}
         if values.get("task") == "segmentation":
             defaults["model"] = "unet"
         partition = values.get("partition")
@@ -178,11 +183,26 @@ def definition_of(values: Mapping[str, Any]) -> tuple[Experiment, RunOptions]:
     return validated(Experiment, experiment), validated(RunOptions, options)
 
 
-def _dataset_defaults(dataset: str) -> Mapping[str, Any]:
-    """Return what a dataset suggests; a folder of clients brings its own number of them."""
+def _dataset_defaults(dataset: str, table: Any) -> Mapping[str, Any]:
+    """Return what a dataset suggests; a folder of clients brings its own number of them, and so does a table."""
+    if table is not None or (dataset not in NAMES and is_table(Path(dataset))):
+        sites = {} if dataset in NAMES else _sites(Path(dataset), table)
+        return {**TABLE_DEFAULTS, **sites}
     if comes_by_client(dataset):
         return {"clients": len(subfolders(Path(dataset))), "partition": {"name": "given"}}
     return DEFAULTS.get(dataset, {})
+
+
+def _sites(path: Path, table: Any) -> Mapping[str, Any]:
+    """Return how many sites tables come by; nothing if they are to be divided, or not here."""
+    names: Sequence[str] = list(site_tables(path))
+    site = table.get("site") if isinstance(table, Mapping) else getattr(table, "site", None)
+    if isinstance(site, str) and path.is_file():
+        from orchard.data.tables import read_table  # late: pandas takes a while to import
+        from orchard.data.targets import rows_by_site
+
+        names = list(rows_by_site(read_table(path), site, str(path)))
+    return {"clients": len(names), "partition": {"name": "given"}} if names else {}
 
 
 def _assign(values: dict[str, Any], assignment: str) -> None:

@@ -21,7 +21,7 @@ def list_datasets(data_dir: DataDir = None) -> None:
 
 @data_app.command("show")
 def show_dataset(
-    dataset: Annotated[str, typer.Argument(help="A name, an .npz, or a folder of images.")],
+    dataset: Annotated[str, typer.Argument(help="A name, an .npz, a folder of images, or a table.")],
     partition: Partition = None,
     clients: Clients = None,
     data_dir: DataDir = None,
@@ -42,11 +42,17 @@ def show_dataset(
         fraction=fraction,
     )
 
-    from orchard.cli.data_tables import entry_text
+    from orchard.cli.data_tables import entry_text, print_columns
     from orchard.cli.display import print_distribution
     from orchard.data.catalogue import CATALOGUE
+    from orchard.data.folders import is_table
 
+    table = dataset not in CATALOGUE and is_table(Path(dataset))
     if dataset in CATALOGUE:
         typer.echo(entry_text(dataset, CATALOGUE[dataset]))
-    if dataset not in CATALOGUE or partition or clients or fraction or output or settings:
+    if table:
+        print_columns(experiment)
+    elif dataset not in CATALOGUE or partition or clients or fraction or output or settings:
+        print_distribution(experiment, options.data_dir, output)
+    if table and experiment.table:
         print_distribution(experiment, options.data_dir, output)

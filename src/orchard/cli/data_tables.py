@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import tomli_w
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -10,10 +11,13 @@ from rich.text import Text
 
 from orchard.data.catalogue import CATALOGUE, Entry
 from orchard.data.download import is_at_hand
+from orchard.data.kinds import describe_columns, find_columns
+from orchard.data.table_settings import TableSettings
 from orchard.text import shortened
 
 if TYPE_CHECKING:
     from orchard.data.clients import DataDistribution
+    from orchard.experiment import Experiment
 
 PLAIN_WIDTH = 400
 """Columns of the output if it is not a terminal."""
@@ -101,6 +105,33 @@ def class_legend(held: "DataDistribution") -> str:
 def print_catalogue(data_dir: Path | None) -> None:
     """Print the datasets known by name."""
     output().print(catalogue_table(data_dir))
+
+
+def print_columns(experiment: "Experiment") -> None:
+    """Print what each column of a table is, and how to write that down."""
+    from orchard.data.own_tables import whole_table
+
+    frame = whole_table(Path(experiment.dataset), experiment.table)
+    place, settings, console = experiment.dataset, experiment.table, output()
+    found = describe_columns(frame, settings or TableSettings(target=str(frame.columns[-1])), place)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for heading in ("column", "kind", "missing", "values", ""):
+        table.add_column(heading, justify="right" if heading == "missing" else "left")
+    for column in found:
+        # Without settings the target is not known yet: the last column only stood in for it.
+        kind = column.kind if settings or column.kind != "target" else "?"
+        cells = (column.name, kind, str(column.missing) if column.missing else "·", column.values, column.problem)
+        table.add_row(*map(Text, cells))
+    console.print(f"{len(frame):,} rows, {len(found)} columns")
+    console.print(table)
+    if settings is None:
+        console.print("Say which column to predict: --set table.target=NAME, and which names the site, if one does: ")
+        console.print("--set table.site=NAME. Leave columns out with: --set 'table.drop=[\"NAME\"]'", markup=False)
+        return
+    if settings.columns is None:
+        columns = {"table": {**settings.model_dump(exclude_none=True), "columns": find_columns(frame, settings, place)}}
+        console.print("\nFor an experiment's file, as sites on separate machines need it:\n")
+        console.print(tomli_w.dumps(columns), markup=False, soft_wrap=True)
 
 
 def output() -> Console:

@@ -22,7 +22,10 @@ def panel(
     style: Annotated[
         Literal["text", "csv", "markdown", "page"], typer.Option("--format", help="How the tables are printed.")
     ] = "text",
-    results: Annotated[Path | None, typer.Option(help="Also keep the figures in panel.json in this folder.")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Also keep the figures in this folder's panel.json, beside those of other methods."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare methods on federations that differ in kind: accuracy, regret, and who would do better alone."""
@@ -31,7 +34,7 @@ def panel(
     from orchard.errors import UserError
     from orchard.experiment import RunOptions
     from orchard.report.panel import as_csv, as_markdown, as_page, as_text
-    from orchard.runs.panel import check_federations, run_panel
+    from orchard.runs.panel import Panel, check_federations, run_panel
 
     names = check_federations(listed("federations", federations) if federations else [])
     if results and not results.is_dir():
@@ -42,6 +45,7 @@ def panel(
     formats = {"text": as_text, "csv": as_csv, "markdown": as_markdown, "page": as_page}
     sys.stdout.write(formats[style](found))
     if results:
-        found.write(results / "panel.json")
+        kept = results / "panel.json"
+        (Panel.read(kept).updated(found) if kept.exists() else found).write(kept)
     for reason in found.left_out.values():
         typer.echo(f"orchard: left out: {reason}", err=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from orchard.core.models import build
 from orchard.core.vector import Layout, Network
+from orchard.data.scaling import Moments
 from orchard.experiment import Experiment
 from orchard.method import Traffic
 from orchard.randomness import derived_seed
@@ -25,6 +26,8 @@ class Federation:
     """Of one sample."""
     task: Task
     device: str = "cpu"
+    moments: Moments | None = None
+    """Count, mean and squares of all sites' numbers together, if separate sites standardise tables by these."""
     # Initial models are built once and shared by all who hold them.
     _initial_models: "weakref.WeakValueDictionary[tuple[str, *tuple[int, ...]], Tensor]" = field(
         default_factory=weakref.WeakValueDictionary, init=False, repr=False, compare=False

@@ -417,3 +417,5 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "heart-disease-complete": _HEART_DISEASE,
 }
 """Settings that differ from the usual defaults, by dataset."""
+TABLE_DEFAULTS: Mapping[str, Any] = {"model": "mlp", "batch_size": 16, "rounds": 40, "epochs": 2}
+"""Those for tables of the user's own."""

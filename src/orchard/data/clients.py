@@ -1,8 +1,9 @@
 """Each client's data: a dataset divided by a partition, or arrays given client by client."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.datasets import load_dataset
-from orchard.data.folders import comes_by_client, subfolders
+from orchard.data.encoding import Schema
+from orchard.data.folders import comes_by_client, is_table, subfolders
 from orchard.data.image_folders import alike, class_names, read_class_folders
+from orchard.data.own_tables import settings_of, table_dataset
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, as_samples, find_task, image_samples, split_by_stratum
-from orchard.data.shifts import groups_of, shift_samples
+from orchard.data.scaling import Moments, Preparation, Scaling, merge
+from orchard.data.shifts import ShiftSettings, groups_of, shift_samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.randomness import generator
@@ -40,11 +44,21 @@ class ClientData:
     train: Samples
     validation: Samples
     test: Samples
+    preparation: Preparation | None = None
+    """How rows of a table became these samples."""
+
+    def parts(self) -> tuple[Samples, Samples, Samples]:
+        """Return the training, validation and test samples."""
+        return self.train, self.validation, self.test
+
+    def changed(self, change: Callable[[Samples], Samples]) -> Self:
+        """Return the data with each part changed."""
+        train, validation, test = map(change, self.parts())
+        return replace(self, train=train, validation=validation, test=test)
 
     def to(self, model: Tensor) -> Self:
         """Return the data on a model's device and in its precision; copy only what is not there already."""
-        parts = (self.train, self.validation, self.test)
-        return type(self)(self.name, *(Samples(part.x.to(model), part.y.to(model.device)) for part in parts))
+        return self.changed(lambda part: Samples(part.x.to(model), part.y.to(model.device)))
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,8 @@ class FederatedData:
     matrix: Matrix | None = None
     groups: tuple[int, ...] | None = None
     """The group of each client, if the data were shifted."""
+    unscaled: Schema | None = None
+    """How rows of a table became features, if their scaling is still to be agreed upon."""
 
     def fingerprint(self) -> str:
         """Return a hash of all clients' samples and targets."""
@@ -87,7 +103,13 @@ class FederatedData:
             groups=None if self.groups is None else list(self.groups),
             task=self.task.name,
             scale=self.task.scale(),
+            preparations=self.preparations(),
         )
+
+    def preparations(self) -> list[dict[str, Any]] | None:
+        """Return how each client's rows became samples, as plain values; None if the data are no tables."""
+        found = [client.preparation.model_dump(mode="json") for client in self.clients if client.preparation]
+        return found or None
 
 
 @dataclass(frozen=True)
@@ -110,6 +132,10 @@ class DataDistribution:
     task: str = "classification"
     scale: list[list[float]] | None = None
     """Means and deviations of the training targets of all clients, in regression."""
+    preparations: list[dict[str, Any]] | None = None
+    """How each client's rows became samples, if the data are tables and all in one place."""
+    moments: dict[str, Any] | None = None
+    """Count, mean and squares of all sites' numbers together, if separate sites standardise by these."""
 
     def predicted(self) -> Task:
         """Return the task."""
@@ -128,14 +154,17 @@ class DataDistribution:
 
 def federated_data(experiment: Experiment, data_dir: Path | None = None) -> FederatedData:
     """Load the experiment's dataset and give every client its part."""
-    by_client = comes_by_client(experiment.dataset)
+    path = Path(experiment.dataset)
+    tables = experiment.dataset not in CATALOGUE and is_table(path)
+    by_client = settings_of(experiment).site is not None or path.is_dir() if tables else comes_by_client(str(path))
     check_partition(experiment, by_client=by_client)
-    if experiment.layout and Path(experiment.dataset).suffix.lower() != ".npz":
+    if experiment.layout and path.suffix.lower() != ".npz":
         whose = "arrays of your own, in an .npz or handed over in Python"
         raise UserError(f"layout = {experiment.layout!r}: is for {whose}, not for {experiment.dataset}")
-    if by_client:
-        return shifted(_client_folders(Path(experiment.dataset), experiment), experiment)
-    return shifted(divide(load_dataset(experiment, data_dir), experiment), experiment)
+    if by_client and not tables:
+        return shifted(_client_folders(path, experiment), experiment)
+    dataset = table_dataset(path, experiment) if tables else load_dataset(experiment, data_dir)
+    return shifted(divide(dataset, experiment), experiment)
 
 
 def check_partition(experiment: Experiment, *, by_client: bool) -> None:
@@ -152,7 +181,7 @@ def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     kept = keep_fraction(strata, experiment.fraction, seed)
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
     matrix = None
-    if isinstance(experiment.partition, Column | Natural):
+    if isinstance(experiment.partition, Column | Natural | Given):
         names, mine, tests = _by_owner(dataset, experiment, kept)
     else:
         matrix = partition_matrix(experiment.partition, len(task.strata_names()), experiment.clients)
@@ -163,22 +192,24 @@ def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     validation = _laid_out(dataset.train, [part[cut[1]] for part, cut in zip(mine, cuts, strict=True)])
     parts = zip(names, train, validation, _laid_out(dataset.test, tests), strict=True)
     clients = [ClientData(*part) for part in parts]
-    return _checked([standardised(c) for c in clients] if dataset.is_table else clients, task, matrix)
+    if dataset.schema is not None:
+        shared = experiment.table is not None and experiment.table.scaling == "shared"
+        clients = standardised(clients, dataset.schema, shared=shared)
+    return _checked(clients, task, matrix)
 
 
-def standardised(client: ClientData) -> ClientData:
-    """Return rows of a table with mean 0 and deviation 1 in every column of the client's training part.
+def standardised(clients: Sequence[ClientData], schema: Schema, *, shared: bool) -> list[ClientData]:
+    """Standardise the numbers of tables by each client's own training part, or by all of them together."""
+    moments = [Moments.of(client.train.x.numpy(), schema) for client in clients]
+    agreed = [merge(moments)] * len(clients) if shared else moments
+    return [prepared(client, schema, found) for client, found in zip(clients, agreed, strict=True)]
 
-    A missing value becomes 0, the mean.
-    """
-    train = client.train.x
-    present = ~train.isnan()
-    count = present.sum(0).clamp(min=1)
-    mean = train.nan_to_num().sum(0) / count
-    deviation = ((train - mean).nan_to_num().square().sum(0) / count).sqrt()
-    scale = torch.where(deviation > 0, deviation, 1.0)
-    parts = [Samples(((x - mean) / scale).nan_to_num(), y) for x, y in (client.train, client.validation, client.test)]
-    return ClientData(client.name, *parts)
+
+def prepared(client: ClientData, schema: Schema, moments: Moments) -> ClientData:
+    """Return a client's rows standardised by these moments; a missing value becomes 0, the mean."""
+    scaling = Scaling.of(moments, schema)
+    scaled = client.changed(lambda part: Samples(torch.from_numpy(scaling.apply(part.x.numpy())), part.y))
+    return replace(scaled, preparation=Preparation(table=schema, scaling=scaling))
 
 
 def _by_owner(
@@ -189,7 +220,7 @@ def _by_owner(
     if isinstance(experiment.partition, Natural) and not (published and published.natural_name == name):
         having = " and ".join(repr(key) for key, entry in CATALOGUE.items() if entry.natural_name == name)
         raise UserError(f"partition.name = {name!r}: only {having} come by {name}, not {experiment.dataset}")
-    if dataset.owners is None or (isinstance(experiment.partition, Column) and published):
+    if dataset.owners is None or (isinstance(experiment.partition, Column) and (published or dataset.schema)):
         raise UserError(f"partition.name = 'column': only arrays of your own have columns, not {experiment.dataset}")
     train, test = dataset.owners
     owners = np.unique(np.concatenate([train, test]))
@@ -304,11 +335,15 @@ def shifted(data: FederatedData, experiment: Experiment) -> FederatedData:
     groups = groups_of(len(data.clients), shift, seed)
     clients = []
     for i, (client, group) in enumerate(zip(data.clients, groups, strict=True)):
-        draws = [generator(seed, f"shift {part}", i) for part in PARTS]
-        held = (client.train, client.validation, client.test)
-        parts = [shift_samples(s, shift, group, data.task, d) for s, d in zip(held, draws, strict=True)]
-        clients.append(ClientData(client.name, *parts))
+        draws = iter([generator(seed, f"shift {part}", i) for part in PARTS])
+        clients.append(client.changed(partial(_shifted, shift, group, data.task, draws)))
     return replace(data, clients=tuple(clients), groups=tuple(groups))
+
+
+def _shifted(
+    shift: ShiftSettings, group: int, task: Task, draws: Iterator[np.random.Generator], samples: Samples
+) -> Samples:
+    return shift_samples(samples, shift, group, task, next(draws))
 
 
 def samples_of_arrays(

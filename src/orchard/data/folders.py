@@ -1,11 +1,12 @@
-"""Folders of images: divided by class, by part and class, or by client and class."""
+"""Folders: of images by class, by part and class, or by client and class; of tables by site."""
 
 from pathlib import Path
 from typing import Literal
 
 from orchard.data.catalogue import NAMES
+from orchard.data.tables import SUFFIXES
 from orchard.errors import UserError
-from orchard.text import shortened
+from orchard.text import readable, shortened
 
 FolderKind = Literal["classes", "parts", "clients"]
 
@@ -24,6 +25,23 @@ def folder_kind(folder: Path) -> FolderKind:
     if by_class and by_client:
         raise UserError(f"{folder}: mixes layouts: {by_class[0].name} holds images, {by_client[0].name} holds folders")
     return "clients" if by_client else "classes"
+
+
+def is_table(path: Path) -> bool:
+    """Tell whether a path is a table, or a folder with a table for each site."""
+    return path.suffix.lower() in SUFFIXES or bool(site_tables(path))
+
+
+def site_tables(folder: Path) -> dict[str, Path]:
+    """Return the tables in a folder by their sites' names; none if it is no folder, or holds anything else."""
+    try:
+        if not folder.is_dir():
+            return {}
+    except OSError:  # e.g. the name is too long, which `comes_by_client` says
+        return {}
+    files = _contents(folder)
+    tables = {readable(path.stem): path for path in files if path.suffix.lower() in SUFFIXES}
+    return tables if len(tables) == len(files) else {}
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -52,4 +70,4 @@ def comes_by_client(dataset: str) -> bool:
         raise UserError(f"dataset = {dataset!r}: a path that is not UTF-8 cannot be saved; rename it") from None
     except OSError as error:  # e.g. the name is too long, or access is denied
         raise UserError(f"dataset = {shortened(dataset, 60)!r}: cannot be opened: {error.strerror}") from None
-    return is_folder and folder_kind(Path(dataset)) == "clients"
+    return is_folder and not site_tables(Path(dataset)) and folder_kind(Path(dataset)) == "clients"

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from orchard.data.encoding import FeatureColumn, Schema
 from orchard.data.samples import SPLIT_SEED, Dataset, Samples
 from orchard.errors import UserError
 from orchard.randomness import generator
@@ -51,11 +52,15 @@ def read_heart_disease(paths: Sequence[Path], reading: Reading, classes: tuple[s
     rows = np.concatenate(tables)
     owners = np.repeat(HOSPITALS, [len(table) for table in tables])
     labels = (rows[:, -1] > 0).astype(np.int64)
-    everything = Samples(torch.from_numpy(_features(rows, names)).float(), torch.from_numpy(labels))
+    features = _features(rows, names)
+    # All features are standardised, those of levels and missing values too.
+    columns = tuple(FeatureColumn(name=name, marks_missing=False) for name in features)
+    schema = Schema(columns=columns, targets=("num",))
+    x = np.stack(list(features.values()), axis=1)
+    everything = Samples(torch.from_numpy(x).float(), torch.from_numpy(labels))
     first, second = _split(owners, labels)
     whose = owners[first], owners[second]
-    task = Classification(classes)
-    return Dataset(everything.take(first), everything.take(second), task, whose, is_table=True)
+    return Dataset(everything.take(first), everything.take(second), Classification(classes), whose, schema)
 
 
 def _read(path: Path) -> Table:
@@ -75,17 +80,19 @@ def _read(path: Path) -> Table:
     return table
 
 
-def _features(rows: Table, names: Sequence[str]) -> Table:
-    """Return the columns as numbers, with those that tell where values are missing at the end."""
-    columns, missing = list[NDArray[Any]](), list[NDArray[Any]]()
+def _features(rows: Table, names: Sequence[str]) -> dict[str, Table]:
+    """Return the features by name, with those that tell where values are missing at the end."""
+    features, missing = dict[str, Table](), dict[str, Table]()
     for name in names:
         values = rows[:, COLUMNS.index(name)]
         lacks = np.isnan(values)
-        for level in LEVELS[name][1:] if name in LEVELS else (None,):
-            columns.append(values if level is None else np.where(lacks, np.nan, values == level))
+        for level in LEVELS.get(name, ())[1:]:
+            features[f"{name} = {level}"] = np.where(lacks, np.nan, values == level)
+        if name not in LEVELS:
+            features[name] = values
         if lacks.any():
-            missing.append(lacks)
-    return np.stack([*columns, *missing], axis=1).astype(np.float64)
+            missing[f"{name} is missing"] = lacks.astype(np.float64)
+    return {**features, **missing}
 
 
 def _split(owners: NDArray[Any], labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

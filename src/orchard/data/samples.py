@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchard.data.axes import Layout, channels_first
+from orchard.data.encoding import Schema
 from orchard.data.readers import Part
 from orchard.errors import UserError
 from orchard.randomness import generator
@@ -46,8 +47,8 @@ class Dataset:
     task: Task
     owners: tuple[NDArray[Any], NDArray[Any]] | None = None
     """The owners of the training and of the test samples, if they are known."""
-    is_table: bool = False
-    """Whether a sample is a row of a table: NaN where a value is missing, and not standardised yet."""
+    schema: Schema | None = None
+    """How rows of a table became features, NaN where a number is missing; they are not standardised yet."""
 
 
 def image_samples(part: Part, size: int) -> Samples:

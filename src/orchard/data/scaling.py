@@ -4,15 +4,18 @@ For all together, each site tells the count, mean and squares of every number, a
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
-from orchard.data.encoding import Rows, Schema
+from orchard.data.encoding import Rows, Schema, encode
 from orchard.errors import UserError
 from orchard.settings import Settings
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -99,3 +102,16 @@ class Scaling(Settings):
             raise UserError(f"scaling: has {len(self.means)} features, but rows have {x.shape[1]}")
         scaled: NDArray[np.float64] = (x.astype(np.float64) - self.means) / self.deviations
         return np.nan_to_num(scaled).astype(np.float32)
+
+
+class Preparation(Settings):
+    """All that it takes to turn a row of a table into what a client's model was trained on."""
+
+    model_config = ConfigDict(strict=False)
+
+    table: Schema
+    scaling: Scaling
+
+    def features(self, frame: "DataFrame", place: str) -> Rows:
+        """Return the rows of a table as features for prediction."""
+        return self.scaling.apply(encode(frame, self.table, place, predicting=True))

@@ -1,15 +1,20 @@
-"""One site's own data: an `.npz` or a folder of images, which is not divided further."""
+"""One site's own data: an `.npz`, a folder of images or a table, which is not divided further."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from orchard.data.clients import FederatedData, client_of_samples, one_client
+from orchard.data.clients import FederatedData, client_of_samples, one_client, prepared
+from orchard.data.encoding import make_schema
 from orchard.data.folders import folder_kind, subfolders
 from orchard.data.image_folders import alike, class_names, read_class_folders
 from orchard.data.own import part_keys, samples_of_parts
+from orchard.data.own_tables import table_samples
 from orchard.data.owners import PARTS
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
+from orchard.data.scaling import Moments
+from orchard.data.tables import read_table
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.task import Task
@@ -17,9 +22,20 @@ from orchard.tasks.task import Task
 
 def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
     """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
-    parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment)
+    schema = None
+    if experiment.table is not None:
+        frame = read_table(path)
+        schema = make_schema(frame, experiment.table, str(path))
+        parts: Mapping[str, Samples] = {"train": table_samples(frame, schema, task, experiment.table, str(path))}
+    else:
+        parts = _images(path, task.classes, experiment.size) if path.is_dir() else _arrays(path, task, experiment)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
-    return one_client(client_of_samples(name, index, experiment, task, train, parts.get("val"), test), task)
+    client = client_of_samples(name, index, experiment, task, train, parts.get("val"), test)
+    if schema is None or experiment.table is None:
+        return one_client(client, task)
+    if experiment.table.scaling == "shared":
+        return replace(one_client(client, task), unscaled=schema)
+    return one_client(prepared(client, schema, Moments.of(client.train.x.numpy(), schema)), task)
 
 
 def _arrays(path: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard.data.catalogue import CATALOGUE
+from orchard.data.encoding import FeatureColumn
 from orchard.experiment import to_toml
 from orchard.export.trained_model import TrainedModel
 
@@ -16,6 +17,10 @@ RULES = {
     "last": "the last round",
     "validation": "the round with the best mean validation score of all clients",
 }
+ARRAYS = (
+    "- Images: channels first, resized to that size (bilinear), pixels scaled from 0 … 255 to −1 … 1, i.e. "
+    "(x/255 − 0.5)/0.5. Other arrays: as they were given for training."
+)
 OUTPUTS = {
     "classification": "a score for each class; their softmax are probabilities. Classes, in order",
     "multilabel": "a score for each finding; its sigmoid is a probability. Findings, in order",
@@ -104,12 +109,29 @@ def _use(about: Mapping[str, Any], file: Path) -> list[str]:
         "```",
         "",
         f"- Input: a batch of samples of shape {shape}, {about['dtype']}.",
-        "- Images: channels first, resized to that size (bilinear), pixels scaled from 0 … 255 to −1 … 1, "
-        "i.e. (x/255 − 0.5)/0.5. Other arrays: as they were given for training.",
+        *(_columns(about["preparation"]) if about["preparation"] else [ARRAYS]),
         f"- Output: {OUTPUTS[about['task']]}: {classes}.",
         *_scale(about),
         f"- Architecture: `{about['model']}`.",
     ]
+
+
+def _columns(preparation: Mapping[str, Any]) -> list[str]:
+    """Return how each column of a table becomes features."""
+    table, scaling = preparation["table"], preparation["scaling"]
+    lines = [
+        "- A row of a table becomes these features, as `orchard predict` makes them of a .csv or .parquet:",
+        "",
+    ]
+    lines += ["| column | features | mean | deviation |", "|---|---|---|---|"]
+    features = zip(scaling["means"], scaling["deviations"], strict=True)
+    for column in map(FeatureColumn.model_validate, table["columns"]):
+        for k, name in enumerate(column.features):
+            mean, deviation = next(features)
+            number = k == 0 and column.levels is None
+            scaled = f"{mean:.6g} | {deviation:.6g}" if number else "1 if so, else 0 | "
+            lines.append(f"| {_cell(column.name)} | {_cell(name)} | {scaled} |")
+    return [*lines, "", "- Numbers: (x − mean)/deviation, 0 where missing."]
 
 
 def _scale(about: Mapping[str, Any]) -> list[str]:
@@ -124,6 +146,8 @@ def _command(about: Mapping[str, Any], file: Path) -> str:
     if file.suffix == ".pt2":  # `orchard predict` does not load it, since it may hold pickles
         return f"outputs = torch.export.load({file.name!r}).module()(samples)"
     own = f" --model {shlex.quote(about['model'])}" if file.suffix == ".safetensors" and ":" in about["model"] else ""
+    if about["preparation"]:
+        return f"orchard predict {shlex.quote(file.name)} rows.csv{own}"
     channels, *sides = about["shape"]
     images = channels in (1, 3) and len(sides) == 2 and sides[0] == sides[1]
     samples = "images..." if images else "samples.npz"

@@ -43,6 +43,7 @@ def export_model(run: Path, client: str, to: Path, choice: Choice = "validation"
         round=round,
         choice=choice,
         model=folder.models.read(round, index),
+        preparation=held.preparations[index] if held.preparations else None,
     )
     return trained.client, write_model(trained, to)
 

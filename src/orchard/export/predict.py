@@ -21,8 +21,12 @@ from orchard.core.models import MODELS, build
 from orchard.data.axes import Layout
 from orchard.data.folders import EXTENSIONS
 from orchard.data.image_folders import read_images
+from orchard.data.own_tables import target_values
 from orchard.data.readers import read_npz
 from orchard.data.samples import as_inputs, as_samples
+from orchard.data.scaling import Preparation
+from orchard.data.table_settings import TableSettings
+from orchard.data.tables import SUFFIXES, read_table
 from orchard.errors import UserError
 from orchard.export.export import ABOUT, all_tensors
 from orchard.export.trained_model import FORMAT
@@ -45,6 +49,8 @@ class Predictor:
     """Maps a batch of prepared samples to the network's outputs."""
     layout: Layout | None = None
     """What the axes of arrays are."""
+    preparation: Preparation | None = None
+    """How rows of a table become samples."""
 
 
 class Versioned(BaseModel):
@@ -62,6 +68,7 @@ class About(Versioned):
     task: Literal["classification", "multilabel", "regression", "segmentation"] = "classification"
     classes: list[str] = Field(min_length=1)
     scale: list[list[float]] | None = None
+    preparation: Preparation | None = None
 
     @model_validator(mode="after")
     def _check_scale(self) -> Self:
@@ -124,7 +131,8 @@ def _from_safetensors(file: Path, model: str | None) -> Predictor:
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
     dtype = next(p.dtype for p in module.parameters())
-    return Predictor(task, shape, torch.inference_mode()(lambda x: module(x.to(dtype))), about.layout)
+    outputs = torch.inference_mode()(lambda x: module(x.to(dtype)))
+    return Predictor(task, shape, outputs, about.layout, about.preparation)
 
 
 def _check_shapes(
@@ -159,7 +167,7 @@ def _from_onnx(file: Path) -> Predictor:
         fits = False
     if not fits:
         raise UserError(f"{file}: does not take samples or know classes as it says of itself")
-    return Predictor(task, shape, outputs, about.layout)
+    return Predictor(task, shape, outputs, about.layout, about.preparation)
 
 
 def _about(text: str | None, file: Path) -> About:
@@ -176,13 +184,14 @@ def _about(text: str | None, file: Path) -> About:
 
 
 def batches(paths: Sequence[Path], predictor: Predictor) -> Iterator[Batch]:
-    """Yield prepared samples in batches, from `.npz` files, images and folders of images."""
+    """Yield prepared samples in batches, from `.npz` files, tables, images and folders of images."""
     files = [file for path in paths for file in _files(path)]
+    arrays = {".npz": _from_npz, **dict.fromkeys(SUFFIXES, _from_table)}
     for file in files:
-        if file.suffix.lower() == ".npz":
-            yield from _from_npz(file, predictor)
+        if file.suffix.lower() in arrays:
+            yield from arrays[file.suffix.lower()](file, predictor)
     channels, *sides = predictor.shape if len(predictor.shape) == 3 else (0, 0)
-    images = [file for file in files if file.suffix.lower() != ".npz"]
+    images = [file for file in files if file.suffix.lower() not in arrays]
     if images and (channels not in (1, 3) or len(set(sides)) != 1):
         raise UserError(f"{images[0]}: this model takes samples of shape {predictor.shape}; give them in an .npz")
     for start in range(0, len(images), EVALUATION_BATCH):
@@ -217,6 +226,21 @@ def _from_npz(file: Path, predictor: Predictor) -> Iterator[Batch]:
         x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place, predictor.layout), None
     if tuple(x.shape[1:]) != predictor.shape:
         raise UserError(f"{place}: samples of shape {tuple(x.shape[1:])}; the model takes {predictor.shape}")
+    yield from _in_batches(file, x, y)
+
+
+def _from_table(file: Path, predictor: Predictor) -> Iterator[Batch]:
+    """Prepare the rows of a table as the model's client did; with the target columns, their truth is known."""
+    if predictor.preparation is None:
+        raise UserError(f"{file}: this model was not trained on a table; give it samples of shape {predictor.shape}")
+    frame, prepared = read_table(file), predictor.preparation
+    x = torch.from_numpy(prepared.features(frame, str(file)))
+    names = list(prepared.table.targets)
+    y = target_values(frame, TableSettings(target=names), predictor.task, str(file)) if {*names} <= {*frame} else None
+    yield from _in_batches(file, x, y)
+
+
+def _in_batches(file: Path, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
     for start in range(0, len(x), EVALUATION_BATCH):
         part = slice(start, start + EVALUATION_BATCH)
         names = [f"{readable(str(file))}:{k}" for k in range(start, min(part.stop, len(x)))]

@@ -37,6 +37,8 @@ class TrainedModel:
     round: int
     choice: Choice
     model: Model
+    preparation: Mapping[str, Any] | None = None
+    """How rows of a table become samples, if the data are one."""
 
     @property
     def task(self) -> Task:
@@ -65,6 +67,7 @@ class TrainedModel:
             "task": self.task.name,
             "classes": list(self.task.classes),
             "scale": self.task.scale(),
+            "preparation": self.preparation,
             "client": self.client,
             "method": experiment.method.name,
             "dataset": Path(experiment.dataset).name,

@@ -2,26 +2,25 @@
 
 The server keeps one core model C_j for each client, as in APPLE, and sends client i its pool and nothing else:
 
-    u_i   = Σ_{j∈G_i} (n_j/n)·C_j               n over G_i: the client itself, and all who do not oppose it
+    u_i   = Σ_{j∈G_i} (n_j/n)·C_j               n over G_i: the client, and all whom agreement links to it
     start = u_i + s_i·(C_i − u_i)               s_i: the stock that it keeps of its own
     C_i   ← E epochs of momentum SGD from start, uploaded
     w_i   = ½·(C_i + start of the next round)   the personalised model, after the exchange
 
-Who opposes whom shows in how cores leave their pools, D_i = C_i − u_i. Over the rounds in which i and j were pooled,
-but for the first, in which all leave one random model and much the same way,
+Who agrees shows in how cores leave their pools, D_i = C_i − u_i. Over the rounds in which i and j were pooled, but for
+the first, in which all leave one random model and much the same way,
 
-    ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they oppose each other if cos(ρ_i, ρ_j) < −¼
+    ρ_ij = Σ_r ⟨D_i, D_j⟩ / √(Σ_r‖D_i‖²·Σ_r‖D_j‖²);    they agree if ρ_ij ≥ 0 or cos(ρ_i, ρ_j) ≥ 0
 
-that is, if they pull apart, and from the same others. (Two groups can reach −1, three −½, K of them −1/(K−1).)
-Clients with other labels than mine pull elsewhere, not apart, and their pool is FedAvg's average. Clients who mean
-another thing by a label pull apart, and are separated within a few rounds. What is not pooled gives no new evidence of
-the pair: it is pooled again only if others change.
+that is, unless they pull apart, and from the same others. A chain of clients who agree links its ends. Clients with
+other labels than mine pull elsewhere, a few of them apart from me, but others link us: their pool is FedAvg's average.
+Clients who mean another thing by a label pull apart from all who do not; after a few rounds nothing links the groups,
+two or more of them. What is not pooled gives no new evidence of the pair: it is pooled again only if others change.
 
 As long as its pool gets better for it, F_i(u_i) < all before, a client starts from the pool alone: s_i = 0. Else it
 keeps what its core does not explain yet, s_i = min(1, F_i(C_i)/F_i⁰). F_i is the loss on its training data (256 of
 them at most), F_i⁰ that of guessing by the frequency of labels. A large network fits the data of one silo from any
-start, so s_i is near 0 soon. A small model that must compromise may never fit them from the pool; then the client goes
-on from its own core.
+start, so s_i is near 0 soon. A small model may never fit them from the pool; then the client goes on from its own core.
 
 Compared with APPLE: the server sees the same, one core per client. It makes the pools, and can estimate w_i: it lacks
 only s_i, which the next core depends on. Other clients see less, an average instead of every core, but a pool of two
@@ -33,6 +32,7 @@ for blend = 1; with stock = 1 it is Separate.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -65,7 +65,7 @@ class Graft(MethodSettings):
         "other's core"
     )
     name: Literal["graft"] = "graft"
-    opposition: float = Field(default=-0.25, ge=-1, le=1, description="below this agreement clients are not pooled")
+    opposition: float = Field(default=0.0, ge=-1, le=1, description="below this agreement clients are not linked")
     blend: float = Field(default=0.5, ge=0, le=1, description="the next start's share in the personalised model")
     stock: float | None = Field(default=None, ge=0, le=1, description="s_i of all clients; none: as each needs")
 
@@ -153,8 +153,7 @@ class GraftServer(Server):
         self.trained = False
         self.missing = torch.zeros(n, dtype=torch.bool)
         self.pooled = torch.ones(n, n, dtype=torch.bool)
-        self.together = torch.zeros(n, n, dtype=torch.float64)
-        self.lengths = torch.zeros(n, n, dtype=torch.float64)
+        self.together = self.lengths = torch.zeros(n, n, dtype=torch.float64)
 
     def send(self, client: int, selected: Sequence[str]) -> Vectors:
         """Return a client's pool and its weights."""
@@ -171,7 +170,7 @@ class GraftServer(Server):
         self.missing = self.missing & ~seen if self.trained else ~seen
         self.trained = True
         rows = [tuple(row) for row in (self.pooled & ~self.missing).tolist()]
-        made = {row: self._pool(row) for row in set(rows)}
+        made = {row: weighted_mean(dict(compress(enumerate(self.cores), row)), self.samples) for row in set(rows)}
         self.pools = [made[row] for row in rows]
 
     def _weigh(self, seen: Tensor) -> None:
@@ -180,17 +179,23 @@ class GraftServer(Server):
         moves = products([core.cpu() - pool.cpu() for core, pool in zip(self.cores, self.pools, strict=True)])
         self.together = self.together + moves * counts
         self.lengths = self.lengths + moves.diagonal()[:, None] * counts
-        self.pooled = agreement(self.together, self.lengths) >= self.opposition
-
-    def _pool(self, members: Sequence[bool]) -> Tensor:
-        return weighted_mean({j: core for j, core in enumerate(self.cores) if members[j]}, self.samples)
+        # Of whom nothing is known yet is pooled with everybody, but links nobody.
+        known = self.lengths.diagonal() > 0
+        known = known & known[:, None]
+        self.pooled = chained(known & (agreement(self.together, self.lengths) >= self.opposition)) | ~known
 
 
 def agreement(together: Tensor, lengths: Tensor) -> Tensor:
-    """Return cos(ρ_i, ρ_j) of every pair, from Σ⟨D_i, D_j⟩ and Σ‖D_i‖² over the rounds in which they were pooled."""
-    itself = torch.eye(len(together), dtype=torch.bool)
-    rho = (together / (lengths * lengths.T).sqrt()).nan_to_num(0, 0, 0)  # whoever has not moved opposes nobody
-    return cosines(rho.masked_fill(itself, 1)).clamp(-1, 1).masked_fill(itself, 1)
+    """Return the larger of ρ_ij and cos(ρ_i, ρ_j), from Σ⟨D_i, D_j⟩ and Σ‖D_i‖² over the rounds that count."""
+    rho = (together / (lengths * lengths.T).sqrt()).nan_to_num(0, 0, 0).fill_diagonal_(1)
+    return torch.maximum(rho, cosines(rho)).clamp(-1, 1)
+
+
+def chained(links: Tensor) -> Tensor:
+    """Return who is linked by a chain; links are symmetric."""
+    for _ in range(len(links).bit_length()):  # twice the length each time
+        links = links | (links.double() @ links.double() > 0)
+    return links
 
 
 def fit_samples(context: ClientContext) -> "Samples":

@@ -35,7 +35,7 @@ def as_csv(panel: Panel) -> str:
     """Return a line for every method and federation; accuracies and regrets are shares."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    spreads = ("accuracy", "balanced_accuracy", "settled")
+    spreads = ("accuracy", "balanced_accuracy", "auroc", "settled")
     names = [name for spread in spreads for name in (spread, f"{spread}_sd")]
     writer.writerow(["method", "federation", *names, "regret", "settled_regret", "worse_than_alone", "clients"])
     for method, cells in panel.cells.items():
@@ -99,13 +99,14 @@ def accuracy_rows(panel: Panel) -> Rows:
 
 def _federation_rows(panel: Panel, federation: str) -> Rows:
     methods = sorted(panel.cells, key=lambda method: panel.cells[method][federation].regret)
-    head = ["method", "accuracy", "balanced", "regret", "settled", "regret", "worse than alone"]
+    head = ["method", "accuracy", "balanced", "AUROC", "regret", "settled", "regret", "worse than alone"]
     return [head, *([method, *_texts(panel.cells[method][federation])] for method in methods)]
 
 
 def _texts(cell: PanelCell) -> list[str]:
     worse = "–" if cell.worse_than_alone is None else f"{cell.worse_than_alone} of {cell.clients}"
-    chosen = [str(cell.accuracy), str(cell.balanced_accuracy or "–"), _points(cell.regret)]
+    measures = (cell.accuracy, cell.balanced_accuracy, cell.auroc)
+    chosen = [*(str(spread or "–") for spread in measures), _points(cell.regret)]
     return [*chosen, str(cell.settled), _points(cell.settled_regret), worse]
 
 

@@ -9,7 +9,7 @@ over the last rounds stands beside it, which nobody chooses.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -61,6 +61,8 @@ class PanelCell:
     """How many clients do worse than by training alone, by more than the noise of their test sets; the means over
     seeds count. None if that was not run."""
     clients: int
+    auroc: Spread | None = None
+    """None if no client's is defined, or if it was measured before this was kept."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,18 @@ class Panel:
         """Return the federations that were run."""
         return list(next(iter(self.cells.values())))
 
+    def updated(self, newer: "Panel") -> "Panel":
+        """Return this panel with the cells of a newer one, and all regrets anew."""
+        if list(newer.seeds) != list(self.seeds):
+            raise UserError(f"the panel that is kept has the seeds {list(self.seeds)}; measure with the same")
+        cells = {method: {**self.cells.get(method, {}), **newer.cells.get(method, {})} for method in _both(self, newer)}
+        federations = list(next(iter(self.cells.values())))
+        for method, theirs in cells.items():
+            if lacking := [name for name in federations if name not in theirs]:
+                raise UserError(f"{method}: is not measured on {lacking[0]} yet; measure it on all that are kept")
+        regretted = {method: {name: _with_regrets(cells, method, name) for name in federations} for method in cells}
+        return Panel(regretted, self.left_out, self.seeds)
+
     def write(self, path: Path) -> None:
         """Write a panel as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
@@ -98,6 +112,20 @@ class Panel:
     def read(cls, path: Path) -> "Panel":
         """Read a panel back."""
         return TypeAdapter(cls).validate_json(path.read_bytes())
+
+
+def _both(older: Panel, newer: Panel) -> list[str]:
+    return list(dict.fromkeys([*older.cells, *newer.cells]))
+
+
+def _with_regrets(cells: Mapping[str, Mapping[str, PanelCell]], method: str, federation: str) -> PanelCell:
+    """Return a cell with its regrets over all other methods."""
+    theirs = {other: cells[other][federation] for other in cells}
+    return replace(
+        theirs[method],
+        regret=_regret({other: [cell.accuracy.mean] for other, cell in theirs.items()}, method),
+        settled_regret=_regret({other: [cell.settled.mean] for other, cell in theirs.items()}, method),
+    )
 
 
 def run_panel(
@@ -147,18 +175,23 @@ def _cells(runs: Mapping[str, Sequence[Measured]]) -> dict[str, PanelCell]:
     settled = {m: [mean(run.curve[-LAST_ROUNDS:]) for run in theirs] for m, theirs in runs.items()}
     cells = {}
     for method, theirs in runs.items():
-        balanced = [run.figures.validation_selected.measures["balanced_accuracy"] for run in theirs]
-        defined = [value for value in balanced if value is not None]
+        chosen = [run.figures.validation_selected.measures for run in theirs]
         cells[method] = PanelCell(
             accuracy=Spread.of(accuracy[method]),
-            balanced_accuracy=Spread.of(defined) if defined else None,
+            balanced_accuracy=_spread([measures["balanced_accuracy"] for measures in chosen]),
             regret=_regret(accuracy, method),
             settled=Spread.of(settled[method]),
             settled_regret=_regret(settled, method),
             worse_than_alone=_worse(theirs, runs["separate"]) if "separate" in runs else None,
             clients=theirs[0].result.federation.clients,
+            auroc=_spread([measures["auroc"] for measures in chosen]),
         )
     return cells
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    defined = [value for value in values if value is not None]
+    return Spread.of(defined) if defined else None
 
 
 def _regret(values: Mapping[str, Sequence[float]], method: str) -> float:

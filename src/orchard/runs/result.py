@@ -14,9 +14,11 @@ from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
+from orchard.data.scaling import Moments
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.runs.metrics import MOMENTS, Exchange, Round, by_name
+from orchard.settings import validated
 from orchard.tasks.task import Measures, Task
 
 Array = NDArray[np.float64]
@@ -80,7 +82,8 @@ class Result:
     ) -> Self:
         """Return a result without rounds, for a federation with this data distribution."""
         samples, shape = tuple(distribution.samples["train"]), tuple(distribution.shape)
-        federation = Federation(experiment, samples, shape, distribution.predicted(), device)
+        moments = None if distribution.moments is None else validated(Moments, distribution.moments)
+        federation = Federation(experiment, samples, shape, distribution.predicted(), device, moments)
         return cls(experiment, distribution, federation, initial_diagnostics)
 
     def __repr__(self) -> str:

@@ -16,13 +16,12 @@ from orchard.data.samples import Samples
 from orchard.engines.client_round import run_client_round
 from orchard.engines.flare.messages import MessageRejected, pack_update
 from orchard.errors import UserError
-from orchard.method import MethodSettings, Moment
+from orchard.method import Moment
 from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
-from orchard.sites.worker import Enrolled, Started, enrolled, started
-from orchard.tasks.task import Task
+from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, started
 
 
 def check(kit: Path, experiment: Path) -> Iterator[str]:
@@ -39,9 +38,11 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     _try_writing(settings.records)
     yield f"records: {settings.records} can be written"
     samples = [len(known.data.clients[0].train.y)] * len(plan.sites)
-    now = started(known, samples, known.data.shape, known.data.task.scale())
+    numbers = number_moments(known.data)
+    agreed = {"scale": known.data.task.scale(), "numbers": numbers and numbers.model_dump(mode="json")}
+    now = started(known, {"samples": samples, "shape": known.data.shape, **agreed})
     yield f"model: {now.federation.parameters:,} parameters, on {settings.device}"
-    for finding in findings(plan.experiment, known.data, OF_A_CLIENT):
+    for finding in findings(plan.experiment, replace(known.data, clients=(now.context.data,)), OF_A_CLIENT):
         yield f"note: {finding}"
     yield from _dry_round(known, now)
 
@@ -96,17 +97,18 @@ def _dry_round(known: Enrolled, now: Started) -> Iterator[str]:
         raise UserError(f"a training step fails: {error}") from None
     yield f"a training step on {len(first.y)} samples works: loss {update.loss:.4f}"
     yield ""
-    yield from _what_leaves(experiment.method, federation.task, models[experiment.method.moment], update, sent)
+    yield from _what_leaves(known, models[experiment.method.moment], update, sent)
 
 
-def _what_leaves(
-    method: MethodSettings, task: Task, model: Tensor, update: ClientUpdate, sent: Vectors
-) -> Iterator[str]:
+def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vectors) -> Iterator[str]:
+    method, task = known.experiment.method, known.data.task
     uploads = [f"{name!r} ({len(content):,} bytes)" for name, content in pack_update(update, 0)["upload"]]
     yield "What leaves this site:"
     yield f"  once: the shape of a sample, and the number of {task.counted} in each part"
     if task.scale() is not None:
-        yield "    and of the numbers to predict in its training part: count, mean and sum of squared deviations"
+        yield "    of the numbers to predict in its training part: count, mean and sum of squared deviations"
+    if known.data.unscaled is not None:
+        yield "    of each number in the table, in its training part: count, mean and sum of squared deviations"
     yield f"  each round: {', '.join(uploads) or 'no vector'}, the names of the vectors it selects next,"
     figures = ", ".join(measure.title for measure in task.measures.values())
     yield f"    its mean training loss, and on its validation and test data: {figures}"

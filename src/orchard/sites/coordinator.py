@@ -21,7 +21,9 @@ EVERY_ROUND = RunOptions(checkpoint_every=1)
 def engine_for(plan: Plan, present: list[str], carry: Carry) -> FlareEngine:
     """Return an engine whose clients are the sites of a plan."""
     agreed = plan.agreement
-    invitation = Invitation(plan.to_json(), plan.sites, plan.task, plan.min_sites, agreed.norm_bound)
+    invitation = Invitation(
+        plan.to_json(), plan.sites, plan.task, plan.min_sites, agreed.norm_bound, plan.shared_numbers
+    )
     return FlareEngine(invitation, present, carry)
 
 

@@ -77,6 +77,11 @@ class Plan(Settings):
             raise ValueError("experiment: clients are the sites, and their data are given")
         if len(self.agreement.classes) < 2 and self.task.name in ("classification", "segmentation"):
             raise ValueError("agreement.classes: at least two, the first being 0")
+        if experiment.table is not None and experiment.table.columns is None:
+            raise ValueError(
+                "experiment.table.columns: all sites need the same features, so name each column's kind; "
+                "orchard data show FILE prints them"
+            )
         if experiment.shift is not None:
             raise ValueError("experiment.shift: the sites' data are as they are")
         if not isinstance(experiment.model, str):
@@ -90,6 +95,14 @@ class Plan(Settings):
         """What is predicted: classification, unless the experiment says otherwise."""
         scale = ((), ()) if self.experiment.task == "regression" else None
         return task_named(self.experiment.task or "classification", self.agreement.classes, scale)
+
+    @property
+    def shared_numbers(self) -> int:
+        """How many columns of a table sites standardise together."""
+        table = self.experiment.table
+        if table is None or table.columns is None or table.scaling == "own":
+            return 0
+        return sum(kind == "number" for kind in table.columns.values())
 
     @property
     def min_sites(self) -> int:

@@ -82,5 +82,6 @@ def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
         round=model["round"],
         choice=choice,
         model=(model["vector"], model["buffers"]),
+        preparation=about["preparation"],
     )
     return write_model(trained, to)

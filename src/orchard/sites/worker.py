@@ -19,7 +19,8 @@ from orchard.core.federation import Federation
 from orchard.core.models import MODELS, draws_randomly
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model
-from orchard.data.clients import FederatedData
+from orchard.data.clients import ClientData, FederatedData, prepared
+from orchard.data.scaling import Moments
 from orchard.data.site import site_data
 from orchard.engines.client_round import check_single_samples, run_client_round
 from orchard.engines.flare.messages import (
@@ -30,6 +31,7 @@ from orchard.engines.flare.messages import (
     pack_enrolment,
     pack_update,
     unpack_download,
+    unpack_features,
     version_of,
 )
 from orchard.engines.memory import Stacker
@@ -120,12 +122,12 @@ class SiteWorker:
         torch.set_num_threads(self.enrolled.settings.threads)
         data, about = self.enrolled.data, self.enrolled.record.about
         moments = data.task.moments(data.clients[0].train.y)
-        return pack_enrolment(Enrolment(data.shape, about["sizes"], about["counts"], moments))
+        return pack_enrolment(Enrolment(data.shape, about["sizes"], about["counts"], moments, number_moments(data)))
 
     def _start(self, message: Message) -> Message:
         if self.enrolled is None:
             raise MessageRejected("not enrolled")
-        self.started = started(self.enrolled, message.get("samples"), message.get("shape"), message.get("scale"))
+        self.started = started(self.enrolled, message)
         nothing = ClientUpdate({}, tuple(self.started.client.select(0)), None, None, None)
         return pack_update(nothing, 0)
 
@@ -200,8 +202,14 @@ def _same_run(one: Plan, other: Plan) -> bool:
     return same_classes and (one.sites, one.experiment) == (other.sites, other.experiment)
 
 
-def started(known: Enrolled, samples: object, shape: object, scale: object) -> Started:
+def number_moments(data: FederatedData) -> Moments | None:
+    """Return the moments of a table's numbers, if sites standardise by all of them together."""
+    return Moments.of(data.clients[0].train.x.numpy(), data.unscaled) if data.unscaled else None
+
+
+def started(known: Enrolled, message: Message) -> Started:
     """Make the client and its network; raise if the federation does not fit the plan and this site's data."""
+    samples, shape = message.get("samples"), message.get("shape")
     own = len(known.data.clients[0].train.y)
     if (
         not isinstance(samples, list | tuple)
@@ -211,16 +219,32 @@ def started(known: Enrolled, samples: object, shape: object, scale: object) -> S
         or tuple(shape if isinstance(shape, list | tuple) else ()) != known.data.shape
     ):
         raise MessageRejected("not this federation")
-    experiment, data, task = known.experiment, known.data, _agreed_task(known.data.task, scale)
+    experiment, data, task = known.experiment, known.data, _agreed_task(known.data.task, message.get("scale"))
     federation = Federation(experiment, tuple(samples), data.shape, task, known.settings.device)
-    known.record.about |= {"samples": list(samples), "shape": list(data.shape), "scale": task.scale()}
+    mine = _prepared(data, message.get("numbers"))
+    known.record.about |= {
+        "samples": list(samples),
+        "shape": list(data.shape),
+        "scale": task.scale(),
+        "preparation": mine.preparation and mine.preparation.model_dump(mode="json"),
+    }
     client = experiment.method.client(known.index, federation)
     network = federation.network()
-    held = data.clients[0].to(network.vector)
+    held = mine.to(network.vector)
     check_single_samples(network, data.shape, experiment, [held])
     context = ClientContext(known.index, experiment, held, network, draws_randomly(network, data.shape), Stacker())
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, context, (client.state(), network.buffers()))
+
+
+def _prepared(data: FederatedData, numbers: object) -> ClientData:
+    """Return this site's data, standardised by the moments of all sites if these are to be shared."""
+    if data.unscaled is None:
+        return data.clients[0]
+    moments = unpack_features(numbers)
+    if len(moments.counts) != data.unscaled.are_numbers().sum():
+        raise MessageRejected("not this federation")
+    return prepared(data.clients[0], data.unscaled, moments)
 
 
 def _agreed_task(task: Task, scale: object) -> Task:

@@ -10,6 +10,7 @@ from orchard.core.contract import ClientUpdate, Diagnostics, Download, Failure, 
 from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
+from orchard.data.scaling import merge
 from orchard.engines.engine import Selections
 from orchard.engines.flare.messages import (
     DATA_PARTS,
@@ -43,6 +44,8 @@ class Invitation:
     task: Task
     min_sites: int
     norm_bound: float
+    numbers: int = 0
+    """How many columns of a table sites standardise together."""
 
 
 class FlareEngine:
@@ -65,6 +68,7 @@ class FlareEngine:
         if len(shapes) > 1:
             raise RunFailed(f"sites differ in the shape of samples: {sorted(shapes)}")
         known, task = [self.enrolled[site] for site in self.sites], self.invitation.task
+        numbers = [enrolment.numbers for enrolment in known if enrolment.numbers]
         return DataDistribution(
             clients=self.sites,
             classes=list(task.classes),
@@ -73,6 +77,7 @@ class FlareEngine:
             counts={part: [enrolment.counts[part] for enrolment in known] for part in DATA_PARTS},
             task=task.name,
             scale=task.agreed([enrolment.moments for enrolment in known]).scale(),
+            moments=merge(numbers).model_dump(mode="json") if numbers else None,
         )
 
     def _enrol_present(self) -> None:
@@ -83,7 +88,7 @@ class FlareEngine:
     def _enrolment(self, answer: Message) -> Enrolment:
         if version_of(answer) != __version__:
             raise MessageRejected(_mismatch(answer))
-        return unpack_enrolment(answer, self.invitation.task)
+        return unpack_enrolment(answer, self.invitation.task, self.invitation.numbers)
 
     def start(self, federation: Federation) -> Selections:
         """Tell every site about the federation; return what each selects for the first round.
@@ -100,6 +105,7 @@ class FlareEngine:
             "samples": list(federation.samples),
             "shape": list(federation.shape),
             "scale": federation.task.scale(),
+            "numbers": federation.moments and federation.moments.model_dump(mode="json"),
         }
         updates = self._tell(message, lambda answer: unpack_update(answer, 0, self.bounds, trained=False))
         self._need(needed)

@@ -12,12 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from orchard import __version__
 from orchard.core.contract import ClientUpdate, Download
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
+from orchard.data.scaling import Moments as FeatureMoments
 from orchard.method import Traffic
 from orchard.tasks.task import Measures, Moments, Task
 
@@ -150,6 +152,8 @@ class Enrolment:
     """By part: how many samples hold each class."""
     moments: Moments = ()
     """Count, means and sums of squared deviations of the training targets, in regression."""
+    numbers: FeatureMoments | None = None
+    """The same of each number in a table, if sites standardise by all of them together."""
 
 
 def pack_enrolment(enrolment: Enrolment) -> Message:
@@ -160,11 +164,12 @@ def pack_enrolment(enrolment: Enrolment) -> Message:
         "samples": dict(enrolment.samples),
         "counts": dict(enrolment.counts),
         "moments": list(enrolment.moments),
+        "numbers": enrolment.numbers and enrolment.numbers.model_dump(mode="json"),
     }
 
 
-def unpack_enrolment(message: Message, task: Task) -> Enrolment:
-    """Check and return a received enrolment."""
+def unpack_enrolment(message: Message, task: Task, numbers: int = 0) -> Enrolment:
+    """Check and return a received enrolment; `numbers` columns of a table are standardised together."""
     shape, samples, counts = message.get("shape"), message.get("samples"), message.get("counts")
     if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= 8:
         raise MessageRejected("malformed")
@@ -182,7 +187,26 @@ def unpack_enrolment(message: Message, task: Task) -> Enrolment:
         if task.name == "classification" and sum(rows[part]) != sizes[part]:
             raise MessageRejected("malformed")
     dimensions = tuple(_count(n, LARGEST_COUNT) for n in shape)
-    return Enrolment(dimensions, sizes, rows, _moments(message.get("moments"), task, sizes["train"]))
+    targets = _moments(message.get("moments"), task, sizes["train"])
+    return Enrolment(dimensions, sizes, rows, targets, _features(message.get("numbers"), numbers, sizes["train"]))
+
+
+def unpack_features(value: object) -> FeatureMoments:
+    """Check and return the moments of a table's numbers."""
+    try:
+        return FeatureMoments.model_validate(value)
+    except ValidationError:
+        raise MessageRejected("malformed") from None
+
+
+def _features(value: object, numbers: int, samples: int) -> FeatureMoments | None:
+    """Check and return the moments of a site's numbers; none if sites do not share them."""
+    if not numbers:
+        return None
+    moments = unpack_features(value)
+    if len(moments.counts) != numbers or max(moments.counts) > samples:
+        raise MessageRejected("malformed")
+    return moments
 
 
 def _moments(value: object, task: Task, samples: int) -> Moments:
