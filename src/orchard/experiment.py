@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
+from orchard.data.axes import Layout
 from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES, TABLE_DEFAULTS
-from orchard.data.layout import (
+from orchard.data.folders import (
     first_image,
-    folder_layout,
+    folder_kind,
     has_masks,
     is_ordinary,
     is_table,
@@ -26,7 +27,8 @@ from orchard.data.layout import (
     subfolders,
 )
 from orchard.data.medical import MedicalSettings
-from orchard.data.partitions import Partition, Practical
+from orchard.data.owners import count_owners_in
+from orchard.data.partitions import Partition, Practical, column_key
 from orchard.data.shifts import Shift
 from orchard.data.table_settings import TableSettings
 from orchard.errors import UserError
@@ -55,6 +57,7 @@ class Experiment(Settings):
     task: Literal["classification", "multilabel", "regression", "segmentation"] | None = Field(
         default=None, description="what is predicted; none: what the data are obviously for"
     )
+    layout: Layout | None = Field(default=None, description="what the axes of arrays are; none: what is obvious")
     table: TableSettings | None = Field(default=None, description="of tables: what each column is for")
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
     images: MedicalSettings | None = Field(
@@ -101,6 +104,10 @@ class Experiment(Settings):
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)
         if dataset in CATALOGUE and name == CATALOGUE[dataset].natural_name:
             defaults["clients"] = CATALOGUE[dataset].natural[1]
+        key = column_key(partition)
+        if key and "clients" not in values and Path(dataset).suffix.lower() == ".npz":
+            owners = count_owners_in(Path(dataset), key)
+            defaults |= {"clients": owners} if owners else {}
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}
         return {**defaults, **values}
@@ -207,7 +214,7 @@ def _dataset_defaults(dataset: str, table: Any, volumes: bool) -> Mapping[str, A
 
 def _folder_defaults(folder: Path, volumes: bool) -> Mapping[str, Any]:
     """Return what a folder of images tells: how many clients, which task, and whether the images are medical."""
-    layout, found = folder_layout(folder, volumes), dict[str, Any]()
+    layout, found = folder_kind(folder, volumes), dict[str, Any]()
     homes = [folder] if layout == "whole" else subfolders(folder, volumes)
     if layout == "clients":
         found = {"clients": len(homes), "partition": {"name": "given"}}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from orchard.data.layout import images, is_ordinary, subfolders
+from orchard.data.folders import images, is_ordinary, subfolders
 from orchard.data.medical import AT_ONCE, MedicalSettings, read_medical
 from orchard.data.samples import Samples, image_inputs
 from orchard.errors import UserError
@@ -86,13 +86,18 @@ def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.u
 def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
-            image = _in_bytes(ImageOps.exif_transpose(opened), opened.format, file)
-            plain = image.convert("L" if _is_grey(image) else "RGB")
+            plain = grey_or_colour(ImageOps.exif_transpose(opened), opened.format, str(file))
             if plain.size != (size, size):
                 plain = plain.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(plain)
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{file}: cannot be read as an image: {error}") from None
+
+
+def grey_or_colour(image: Image.Image, kind: str | None, place: str) -> Image.Image:
+    """Return an image of bytes, grey or with three colours; `kind` is the format of its file."""
+    image = _in_bytes(image, kind, place)
+    return image.convert("L" if _is_grey(image) else "RGB")
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -103,7 +108,7 @@ def _is_grey(image: Image.Image) -> bool:
     return bool((colours == colours[..., :1]).all())
 
 
-def _in_bytes(image: Image.Image, kind: str | None, file: Path) -> Image.Image:
+def _in_bytes(image: Image.Image, kind: str | None, place: str) -> Image.Image:
     """Convert deeper pixels to eight bits; Pillow's own conversion would clip them to white.
 
     `kind` is the file's format: Pillow's mode "I" means 16 bits in a PNG and 32 bits elsewhere.
@@ -111,7 +116,7 @@ def _in_bytes(image: Image.Image, kind: str | None, file: Path) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and kind == "PNG"):
         return Image.fromarray((np.asarray(image).astype(np.int64) // 257).clip(0, 255).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise UserError(f"{file}: has pixels of {image.mode!r} without a known range; save it with 8 or 16 bits")
+        raise UserError(f"{place}: has pixels of {image.mode!r} without a known range; save it with 8 or 16 bits")
     return image
 
 

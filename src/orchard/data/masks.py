@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from orchard.data.folders import MASKED, images, is_ordinary, subfolders
 from orchard.data.image_folders import check_one_kind, read_inputs
-from orchard.data.layout import MASKED, images, is_ordinary, subfolders
 from orchard.data.medical import (
     AT_ONCE,
     DICOM_EXTENSIONS,

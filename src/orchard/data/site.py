@@ -6,9 +6,9 @@ from pathlib import Path
 
 from orchard.data.clients import FederatedData, client_of_samples, one_client, prepared
 from orchard.data.encoding import make_schema
-from orchard.data.folders import part_folders, read_folders
-from orchard.data.layout import folder_layout
+from orchard.data.folders import folder_kind
 from orchard.data.own import part_keys, samples_of_parts
+from orchard.data.own_images import part_folders, read_folders
 from orchard.data.own_tables import table_samples
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, split_by_stratum
@@ -27,7 +27,7 @@ def site_data(path: Path, name: str, index: int, task: Task, experiment: Experim
         schema = make_schema(frame, experiment.table, str(path))
         parts: Mapping[str, Samples] = {"train": table_samples(frame, schema, task, experiment.table, str(path))}
     else:
-        parts = _images(path, task, experiment) if path.is_dir() else _arrays(path, task, experiment.size)
+        parts = _images(path, task, experiment) if path.is_dir() else _arrays(path, task, experiment)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
     client = client_of_samples(name, index, experiment, task, train, parts.get("val"), test)
     if schema is None or experiment.table is None:
@@ -37,16 +37,16 @@ def site_data(path: Path, name: str, index: int, task: Task, experiment: Experim
     return one_client(prepared(client, schema, Moments.of(client.train.x.numpy(), schema)), task)
 
 
-def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
+def _arrays(path: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:
     arrays = read_npz(path)
-    parts = samples_of_parts(arrays, part_keys(arrays, path), size, type(task), path)
+    parts = samples_of_parts(arrays, part_keys(arrays, str(path)), experiment, type(task), str(path))
     for part in parts.values():
         task.check(part.y, str(path))  # before anything is split by classes that there may not be
     return parts
 
 
 def _images(folder: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:
-    if folder_layout(folder, experiment.volumes) == "clients":
+    if folder_kind(folder, experiment.volumes) == "clients":
         raise UserError(f"{folder}: holds the folders of several clients; use the folder of this site only")
     homes = part_folders(folder, experiment.volumes)
     return dict(zip(homes, read_folders(list(homes.values()), experiment, task)[0], strict=True))

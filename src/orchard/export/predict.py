@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
+from orchard.data.axes import Layout
+from orchard.data.folders import images_below, is_ordinary
 from orchard.data.image_folders import read_images, read_inputs
-from orchard.data.layout import images_below, is_ordinary
 from orchard.data.masks import stem, write_mask
 from orchard.data.medical import MedicalSettings, is_medical
 from orchard.data.own_tables import target_values
@@ -48,6 +49,8 @@ class Predictor:
     shape: tuple[int, ...]
     outputs: Callable[[Tensor], Tensor]
     """Maps a batch of prepared samples to the network's outputs."""
+    layout: Layout | None = None
+    """What the axes of arrays are."""
     preparation: Preparation | None = None
     """How rows of a table become samples."""
     images: MedicalSettings | None = None
@@ -77,6 +80,7 @@ class About(Versioned):
 
     model: str
     shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    layout: Layout | None = None
     task: Literal["classification", "multilabel", "regression", "segmentation"] = "classification"
     classes: list[str] = Field(min_length=1)
     scale: list[list[float]] | None = None
@@ -147,7 +151,7 @@ def _from_safetensors(file: Path, model: str | None) -> Predictor:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
     dtype = next(p.dtype for p in module.parameters())
     outputs = torch.inference_mode()(lambda x: module(x.to(dtype)))
-    return Predictor(task, shape, outputs, about.preparation, about.images)
+    return Predictor(task, shape, outputs, about.layout, about.preparation, about.images)
 
 
 def _check_shapes(
@@ -182,7 +186,7 @@ def _from_onnx(file: Path) -> Predictor:
         fits = False
     if not fits:
         raise UserError(f"{file}: does not take samples or know classes as it says of itself")
-    return Predictor(task, shape, outputs, about.preparation, about.images)
+    return Predictor(task, shape, outputs, about.layout, about.preparation, about.images)
 
 
 def _about(text: str | None, file: Path) -> About:
@@ -248,10 +252,10 @@ def _from_npz(file: Path, predictor: Predictor) -> Iterator[Batch]:
     place, targets_place = (f"{file}: {name}" for name in found)
     if found[1] in arrays:
         (given, targets), size = (arrays[name] for name in found), predictor.shape[-1]
-        x, y = as_samples(given, targets, size, type(predictor.task), place, targets_place)
+        x, y = as_samples(given, targets, size, type(predictor.task), place, targets_place, predictor.layout)
         predictor.task.check(y, targets_place)
     else:
-        x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place), None
+        x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place, predictor.layout), None
     if tuple(x.shape[1:]) != predictor.shape:
         raise UserError(f"{place}: samples of shape {tuple(x.shape[1:])}; the model takes {predictor.shape}")
     yield from _in_batches(file, x, y)

@@ -63,6 +63,7 @@ class TrainedModel:
             "model": experiment.model_dump(mode="json")["model"],
             "dtype": str(self.model[0].dtype).removeprefix("torch."),
             "shape": list(self.federation.shape),
+            "layout": experiment.layout,
             "task": self.task.name,
             "classes": list(self.task.classes),
             "scale": self.task.scale(),
