@@ -25,7 +25,8 @@ def started(target: Callable[..., None], **arguments: Any) -> BaseProcess:
     """Start a function in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # else the preload does not find this file
+    here = [str(Path(__file__).parent), str(Path(orchard.cli.__file__).parents[2])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(here)  # else the preload does not find this file, or finds other code
     process = context.Process(target=target, kwargs=arguments, daemon=True)
     process.start()
     return process

@@ -22,7 +22,8 @@ SITES = ["north", "south", "east", "west"]
 
 
 def write_npz(path: Path, arrays: ClientArrays) -> Path:
-    np.savez(path, x_train=arrays.x_train, y_train=arrays.y_train, x_test=arrays.x_test, y_test=arrays.y_test)
+    given = {name: array for name, array in vars(arrays).items() if isinstance(array, np.ndarray)}
+    np.savez(path, **given)  # type: ignore[arg-type]
     return path
 
 

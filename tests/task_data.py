@@ -63,3 +63,9 @@ def _strokes() -> tuple[NDArray[Any], NDArray[Any]]:
     large = functional.interpolate(torch.from_numpy(x[:, None]), scale_factor=2, mode="bilinear").numpy()[:, 0]
     noise = np.random.default_rng(0).normal(0, 0.4, size=large.shape)
     return (large + noise).astype(np.float32), (large > 0).astype(np.uint8)
+
+
+def tests_of(task: str, client: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return a client's test data."""
+    given = task_arrays(task)[client]
+    return np.asarray(given.x_test), np.asarray(given.y_test)

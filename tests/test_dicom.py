@@ -129,7 +129,7 @@ def test_slices_are_sorted_by_their_place(tmp_path: Path) -> None:
     assert scan.spacing == (2, 0.5, 0.25)
     assert scan.window == (0, 99)
     assert read_medical(folder, MedicalSettings(depth=5), 4).shape == (5, 4, 4)
-    with pytest.raises(UserError, match="series: is a volume of 5 slices; set depth to read volumes"):
+    with pytest.raises(UserError, match=r"series: is a volume of 5 slices; set images\.depth to read volumes"):
         read_medical(folder, PLAIN, 4)
 
 

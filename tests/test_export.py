@@ -124,7 +124,7 @@ def test_the_card_says_what_matters(trained: Result, folder: Path, tmp_path: Pat
 
 def test_a_client_of_one_class_has_a_card_that_says_so(tmp_path: Path) -> None:
     arrays = small_arrays()
-    arrays[0].y_test[:] = 2
+    np.asarray(arrays[0].y_test)[:] = 2
     result = small_run(arrays, out=tmp_path / "run", method="separate")
     assert result.summary()["undefined_measures"] == {"balanced_accuracy": ["client 0"], "auroc": ["client 0"]}
     card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")[1].read_text()
@@ -227,15 +227,16 @@ def picture_arrays() -> list[ClientArrays]:
 
 def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
     arrays = picture_arrays()
+    x_test, y_test = np.asarray(arrays[1].x_test), np.asarray(arrays[1].y_test)
     run = tmp_path / "run"
     result = small_run(arrays, clients=2, model="cnn", size=16, rounds=4, method="fedavg-local", out=run)
     (tmp_path / "images").mkdir()
-    for k, pixels in enumerate(arrays[1].x_test):
+    for k, pixels in enumerate(x_test):
         Image.fromarray(pixels).save(tmp_path / f"images/{k:03d}.png")
     options = ["--client", "1", "--to", "model.safetensors", "--round", "last"]
     done = orchard_command("export", "run", *options, cwd=tmp_path)
     assert done.stderr == "written: model.safetensors, the model of client 1, described in model.safetensors.md\n"
-    np.savez(tmp_path / "test.npz", x_test=arrays[1].x_test, y_test=arrays[1].y_test)
+    np.savez(tmp_path / "test.npz", x_test=x_test, y_test=y_test)
     same = Image.open(tmp_path / "images/003.png").convert("RGB")  # the same shades, saved in colour
     same.save(tmp_path / "images/colour.png")
     done = orchard_command("predict", "model.safetensors", "test.npz", "images", "-o", "out.csv", cwd=tmp_path)
@@ -245,10 +246,10 @@ def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
     lines = (tmp_path / "out.csv").read_text().splitlines()
     everything = list(csv.DictReader(lines))
     labelled, rows, colour = everything[:20], everything[20:40], everything[40]
-    assert [row["label"] for row in labelled] == [str(label) for label in arrays[1].y_test]
+    assert [row["label"] for row in labelled] == [str(label) for label in y_test]
     assert [row["predicted"] for row in labelled] == [row["predicted"] for row in rows]
     assert colour["p(0)"] == rows[3]["p(0)"]
-    right = [row["predicted"] == str(label) for row, label in zip(rows, arrays[1].y_test, strict=True)]
+    right = [row["predicted"] == str(label) for row, label in zip(rows, y_test, strict=True)]
     assert np.mean(right) == result.scores()[-1, 1]
     assert rows[3]["sample"] == "images/003.png"
     for row in rows:

@@ -83,6 +83,19 @@ def test_check_names_the_vectors_that_leave(
     assert f"  each round: {vectors}, the names of the vectors it selects next," in list(check(kit, experiment))
 
 
+def test_check_gives_advice_but_not_on_classes_that_other_sites_hold(
+    tmp_path: Path, kit: Path, experiment: Path
+) -> None:
+    Consortium(tmp_path)
+    agreed = {**EXPERIMENT, "batch_size": 64, "deploy": {"classes": ["a", "b", "c", "d"]}}
+    experiment.write_text(tomli_w.dumps(agreed))
+    notes = [line for line in check(kit, experiment) if line.startswith("note: ")]
+    assert [note.split(":")[1] for note in notes] == [
+        " batch_size = 64",
+        " fewer than 20 test samples at the client (north has 12)",
+    ]
+
+
 LEAVES = "the model that leaves is this site's personalised model"
 MODEL = "the personalised model"
 SENT = "the personalised model is the one that the server sends to all"
@@ -232,9 +245,9 @@ def test_a_class_that_nobody_agreed_upon_is_refused(tmp_path: Path) -> None:
         site_data(folder, "north", 0, Classification(("normal", "tumour")), load_experiment())
 
 
-def test_a_folder_of_images_is_for_classification_alone(tmp_path: Path) -> None:
+def test_a_folder_for_each_class_is_for_classification_alone(tmp_path: Path) -> None:
     folder = images(tmp_path / "xrays", {"normal": 5, "tumour": 5})
-    with pytest.raises(UserError, match=r"folders of images tell classes, not what multilabel needs; use an .npz"):
+    with pytest.raises(UserError, match="holds <class>.*, which is for classification"):
         site_data(folder, "north", 0, Multilabel(("normal", "tumour")), load_experiment())
 
 

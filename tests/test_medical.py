@@ -313,12 +313,12 @@ def test_a_missing_library(tmp_path: Path, name: str, library: str, monkeypatch:
 
 def test_volumes_need_a_depth_and_images_none(tmp_path: Path) -> None:
     file = write_nifti(tmp_path / "a.nii", standard(VOLUME))
-    with pytest.raises(UserError, match=r"a\.nii: is a volume of 2 slices; set depth to read volumes"):
+    with pytest.raises(UserError, match=r"a\.nii: is a volume of 2 slices; set images.depth to read volumes"):
         read_medical(file, PLAIN, 4)
-    with pytest.raises(UserError, match="is a single image, but depth = 3 asks for volumes"):
+    with pytest.raises(UserError, match=r"is a single image, but images\.depth = 3 asks for volumes"):
         read_medical(DICOM_FILES / "CT_small.dcm", MedicalSettings(depth=3), 4)
     file = write_dicom(tmp_path / "a.dcm", VOLUME[0])
-    with pytest.raises(UserError, match="does not say how many millimetres its pixels are apart; leave spacing out"):
+    with pytest.raises(UserError, match=r"does not say how many millimetres .* apart; leave images\.spacing out"):
         read_medical(file, MedicalSettings(spacing=(1, 1)), 4)
 
 
@@ -401,7 +401,7 @@ def test_what_is_no_map_of_labels(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             read_label_map(file, PLAIN, 3)
     Image.new("L", (3, 3)).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match=r"a\.png: is a single image, but depth = 2"):
+    with pytest.raises(UserError, match=r"a\.png: is a single image, but images\.depth = 2"):
         read_label_map(tmp_path / "a.png", MedicalSettings(depth=2), 3)
     with pytest.raises(UserError, match="does not say how many millimetres"):
         read_label_map(tmp_path / "a.png", MedicalSettings(spacing=(1, 1)), 3)

@@ -91,7 +91,10 @@ def test_medmnist_keys_are_understood(tmp_path: Path) -> None:
         ({"x_train": None, "y_train": None}, "expected 'x' and 'y', 'x_train' and 'y_train', or MedMNIST's keys"),
         ({"y_test": None}, "has 'x_test' but no 'y_test'"),
         ({"x_test": np.zeros((30, 9, 9))}, "its parts differ in the shape of samples: [(1, 9, 9), (1, 28, 28)]"),
-        ({"x_train": some_images(60, 28, 28, 2)}, "x_train: images of bytes have 1, 3 or 4 channels, not the shape"),
+        (
+            {"x_train": some_images(60, 28, 28, 5)},
+            "x_train: the shape (60, 28, 28, 5) can be read in several ways",
+        ),
         ({"x_train": np.full((60, 5), 1e300)}, "x_train: row 0: holds a value that is not finite"),
         ({"x_train": np.zeros((60, 28, 28), "U3")}, "expected images of unsigned bytes or floats, got <U3"),
     ],
@@ -194,6 +197,51 @@ def test_a_bad_column_is_refused(tmp_path: Path, changes: dict[str, Any], messag
         federated_data(by_column(path))
 
 
+def test_x_and_y_are_split_within_every_class(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=np.arange(40.0)[:, None], y=np.arange(40) % 4)
+    dataset = load_dataset(Experiment(dataset=str(tmp_path / "my.npz")))
+    assert torch.bincount(dataset.train.y).tolist() == [8] * 4
+    assert torch.bincount(dataset.test.y).tolist() == [2] * 4
+    assert sorted(torch.cat([dataset.train.x, dataset.test.x]).flatten().tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize("name", ["hospital", "hospital_train"])
+def test_x_and_y_have_one_column_of_owners(tmp_path: Path, name: str) -> None:
+    owners = DRAW.permutation([7, 11] * 40)
+    np.savez(tmp_path / "owned.npz", x=marked(owners), y=np.arange(80) % 4, **{name: owners})  # type: ignore[arg-type]
+    assert whose(by_column(str(tmp_path / "owned.npz"))) == {"7": ({7.0}, 40), "11": ({11.0}, 40)}
+
+
+def test_a_missing_column_beside_x_and_y_is_named_as_it_would_be_called(tmp_path: Path) -> None:
+    np.savez(tmp_path / "owned.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
+    with pytest.raises(UserError, match="has no 'hospital'; apart from samples and labels it holds: nothing"):
+        federated_data(by_column(str(tmp_path / "owned.npz")))
+
+
+def test_owners_tell_the_number_of_clients(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "owned.npz", ward_train=np.arange(60) % 5, ward_test=np.arange(30) % 6)
+    settings = [f"dataset={path}", "partition={name='column', key='ward'}"]
+    assert load_experiment(assignments=settings).clients == 6  # five in training data, one more in test data
+    assert load_experiment(assignments=[*settings, "clients=4"]).clients == 4
+    with pytest.raises(UserError, match="at most clients − 1 = 5 others"):
+        load_experiment(assignments=[*settings, "method.budget=6"])
+    np.savez(tmp_path / "single.npz", x=np.zeros((90, 2)), y=np.arange(90) % 2, ward=np.array(["a", "b", "c"] * 30))
+    single = load_experiment(assignments=[f"dataset={tmp_path / 'single.npz'}", settings[1]])
+    assert [client.name for client in federated_data(single).clients] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", [None, b"nothing that could be read"])
+def test_owners_that_cannot_be_counted_are_complained_about_when_data_are_read(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "owned.npz"
+    if content:
+        path.write_bytes(content)
+    experiment = load_experiment(assignments=[f"dataset={path}", "partition={name='column', key='ward'}"])
+    with pytest.raises(UserError, match=r"owned\.npz: (no such file|is damaged)"):
+        federated_data(experiment)
+
+
 def test_labels_are_not_owners(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"owned\.npz: partition\.key = 'y': has no 'y_train'"):
         federated_data(by_column(write_npz(tmp_path / "owned.npz"), "y", 3))
@@ -205,7 +253,7 @@ def test_a_column_needs_its_name_and_an_npz() -> None:
     assert str(refusal.value) == (
         "partition.key: is missing; name the column of owners, e.g. --set partition.key=hospital"
     )
-    with pytest.raises(UserError, match=r"'column': only an \.npz of your own has columns, not digits"):
+    with pytest.raises(UserError, match=r"'column': only arrays of your own have columns, not digits"):
         federated_data(by_column("digits"))
 
 

@@ -74,7 +74,8 @@ def interrupted(result: Result) -> None:
 
 def test_data_that_have_moved_are_the_same_data(tmp_path: Path) -> None:
     data = small_arrays(1)[0]
-    np.savez(tmp_path / "data.npz", x_train=data.x_train, y_train=data.y_train, x_test=data.x_test, y_test=data.y_test)
+    arrays = {name: array for name, array in vars(data).items() if isinstance(array, np.ndarray)}
+    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
     settings = {"dataset": str(tmp_path / "data.npz"), "clients": 1, "partition": "iid", "method": "separate"}
     asked = iter([False, False])
     with pytest.raises(Stopped):

@@ -19,7 +19,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import resume
 from orchard.tasks.task import Measures
-from task_data import SETTINGS, task_arrays
+from task_data import SETTINGS, task_arrays, tests_of
 
 NEW = ("multilabel", "regression", "segmentation")
 every_task = pytest.mark.parametrize("task", NEW)
@@ -113,8 +113,8 @@ def test_targets_that_do_not_tell_their_task_ask_for_it() -> None:
 
 def test_a_finding_that_a_client_lacks_is_left_out_and_a_client_without_any_is_named() -> None:
     arrays = task_arrays("multilabel")
-    arrays[1].y_test[:, 2] = False
-    arrays[2].y_test[:] = True
+    np.asarray(arrays[1].y_test)[:, 2] = False
+    np.asarray(arrays[2].y_test)[:] = True
     result = orchard.run(data=arrays, **{**SMALL, **SETTINGS["multilabel"], "method": "separate"})
     assert result.undefined_measures() == {"auroc": ["client 2"], "average_precision": ["client 2"]}
     scores = result.scores()
@@ -128,8 +128,8 @@ def test_a_finding_that_a_client_lacks_is_left_out_and_a_client_without_any_is_n
 
 def measured(model: Path, task: str, client: int) -> Measures:
     """What `predict` measures on a client's test data."""
-    given, file = task_arrays(task)[client], model.with_suffix(".npz")
-    np.savez(file, x=given.x_test, y=given.y_test)
+    (x, y), file = tests_of(task, client), model.with_suffix(".npz")
+    np.savez(file, x=x, y=y)
     predictor = load_predictor(model)
     count, found = predict(predictor, batches([file], predictor), io.StringIO())
     assert count == 30
@@ -179,14 +179,14 @@ def test_the_card_says_what_the_outputs_mean(task: str, ran: Ran, tmp_path: Path
 def test_predictions_are_in_the_targets_units(ran: Ran, tmp_path: Path) -> None:
     result, folder = ran("regression")
     export_model(folder, "0", tmp_path / "model.safetensors", "last")
-    given = task_arrays("regression")[0]
-    np.savez(tmp_path / "new.npz", x=given.x_test)
+    x, _ = tests_of("regression", 0)
+    np.savez(tmp_path / "new.npz", x=x)
     predictor, table = load_predictor(tmp_path / "model.safetensors"), io.StringIO()
     assert predict(predictor, batches([tmp_path / "new.npz"], predictor), table)[1] is None
     head, *rows = table.getvalue().splitlines()
     assert head == "sample,target,true target"
     with torch.no_grad():
-        outputs = result.personalised(0)(torch.from_numpy(given.x_test))
+        outputs = result.personalised(0)(torch.from_numpy(x))
     expected = result.task.predictions(outputs, None)
     assert [row.split(",")[1:] for row in rows] == expected
     assert 50 < float(expected[0][0]) < 350

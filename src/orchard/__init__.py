@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from orchard.data.clients import ClientArrays
     from orchard.errors import RunFailed, Stopped, UserError
     from orchard.experiment import Experiment, RunOptions, load_experiment
+    from orchard.runs.checks import check
     from orchard.runs.result import Result
     from orchard.runs.run import load, resume, run
 
@@ -23,6 +24,7 @@ __all__ = [
     "RunOptions",
     "Stopped",
     "UserError",
+    "check",
     "load",
     "load_experiment",
     "resume",
@@ -33,6 +35,7 @@ _HOMES = {
     "orchard.data.clients": ("ClientArrays",),
     "orchard.errors": ("RunFailed", "Stopped", "UserError"),
     "orchard.experiment": ("Experiment", "RunOptions", "load_experiment"),
+    "orchard.runs.checks": ("check",),
     "orchard.runs.result": ("Result",),
     "orchard.runs.run": ("load", "resume", "run"),
 }

@@ -14,9 +14,21 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_serializer, model_validator
 
+from orchard.data.axes import Layout
 from orchard.data.catalogue import CATALOGUE, DEFAULTS, NAMES, TABLE_DEFAULTS
-from orchard.data.layout import comes_by_client, is_table, site_tables, subfolders
-from orchard.data.partitions import Partition, Practical
+from orchard.data.folders import (
+    first_image,
+    folder_kind,
+    has_masks,
+    is_ordinary,
+    is_table,
+    own_folder,
+    site_tables,
+    subfolders,
+)
+from orchard.data.medical import MedicalSettings
+from orchard.data.owners import count_owners_in
+from orchard.data.partitions import Partition, Practical, column_key
 from orchard.data.shifts import Shift
 from orchard.data.table_settings import TableSettings
 from orchard.errors import UserError
@@ -45,8 +57,12 @@ class Experiment(Settings):
     task: Literal["classification", "multilabel", "regression", "segmentation"] | None = Field(
         default=None, description="what is predicted; none: what the data are obviously for"
     )
+    layout: Layout | None = Field(default=None, description="what the axes of arrays are; none: what is obvious")
     table: TableSettings | None = Field(default=None, description="of tables: what each column is for")
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
+    images: MedicalSettings | None = Field(
+        default=None, description="of DICOM and NIfTI files: window, spacing and depth; none: there are no such files"
+    )
     split: Literal["merged", "official"] = Field(
         default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
     )
@@ -77,15 +93,21 @@ class Experiment(Settings):
             if key in RunOptions.model_fields:
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         dataset = str(values.get("dataset", "digits"))
-        table = values.get("table")
-        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, table)}
-        if values.get("task") == "segmentation":
+        volumes = _setting(values.get("images"), "depth") is not None
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, values.get("table"), volumes)}
+        if values.get("task", defaults.get("task")) == "segmentation":
             defaults["model"] = "unet"
+        elif volumes:
+            defaults["model"] = "small-cnn"
         partition = values.get("partition")
         chosen = named(partition)
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(partition, "name", None)
         if dataset in CATALOGUE and name == CATALOGUE[dataset].natural_name:
             defaults["clients"] = CATALOGUE[dataset].natural[1]
+        key = column_key(partition)
+        if key and "clients" not in values and Path(dataset).suffix.lower() == ".npz":
+            owners = count_owners_in(Path(dataset), key)
+            defaults |= {"clients": owners} if owners else {}
         if isinstance(partition, Mapping) and "name" not in partition:
             values = {**values, "partition": {**defaults["partition"], **partition}}
         return {**defaults, **values}
@@ -106,6 +128,11 @@ class Experiment(Settings):
     def local_momentum(self) -> float:
         """β of the local SGD."""
         return self.method.momentum if self.momentum is None else self.momentum
+
+    @property
+    def volumes(self) -> bool:
+        """Whether samples are volumes."""
+        return self.images is not None and self.images.depth is not None
 
     def learning_rate(self, round: int) -> float:
         """η1 in a round."""
@@ -176,20 +203,38 @@ def definition_of(values: Mapping[str, Any]) -> tuple[Experiment, RunOptions]:
     return validated(Experiment, experiment), validated(RunOptions, options)
 
 
-def _dataset_defaults(dataset: str, table: Any) -> Mapping[str, Any]:
-    """Return what a dataset suggests; a folder of clients brings its own number of them, and so does a table."""
+def _dataset_defaults(dataset: str, table: Any, volumes: bool) -> Mapping[str, Any]:
+    """Return what a dataset suggests."""
+    folder = own_folder(dataset)  # first: it refuses a path that cannot be opened
     if table is not None or (dataset not in NAMES and is_table(Path(dataset))):
         sites = {} if dataset in NAMES else _sites(Path(dataset), table)
         return {**TABLE_DEFAULTS, **sites}
-    if comes_by_client(dataset):
-        return {"clients": len(subfolders(Path(dataset))), "partition": {"name": "given"}}
-    return DEFAULTS.get(dataset, {})
+    return _folder_defaults(folder, volumes) if folder else DEFAULTS.get(dataset, {})
+
+
+def _folder_defaults(folder: Path, volumes: bool) -> Mapping[str, Any]:
+    """Return what a folder of images tells: how many clients, which task, and whether the images are medical."""
+    layout, found = folder_kind(folder, volumes), dict[str, Any]()
+    homes = [folder] if layout == "whole" else subfolders(folder, volumes)
+    if layout == "clients":
+        found = {"clients": len(homes), "partition": {"name": "given"}}
+    if any(map(has_masks, homes)):
+        found["task"] = "segmentation"
+    first = first_image(folder, volumes)
+    if first and not is_ordinary(first):
+        found["images"] = {}
+    return found
+
+
+def _setting(group: Any, name: str) -> Any:
+    """Return a setting of a group that may not be checked yet."""
+    return group.get(name) if isinstance(group, Mapping) else getattr(group, name, None)
 
 
 def _sites(path: Path, table: Any) -> Mapping[str, Any]:
     """Return how many sites tables come by; nothing if they are to be divided, or not here."""
     names: Sequence[str] = list(site_tables(path))
-    site = table.get("site") if isinstance(table, Mapping) else getattr(table, "site", None)
+    site = _setting(table, "site")
     if isinstance(site, str) and path.is_file():
         from orchard.data.tables import read_table  # late: pandas takes a while to import
         from orchard.data.targets import rows_by_site

@@ -22,9 +22,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
+    def given(self) -> dict[str, Any]:
+        """Return the settings that somebody has set; the others have their defaults."""
+        return {name: value for name, value in self if name in self.model_fields_set}
+
     def changed(self, **changes: Any) -> Self:
         """Return a copy with some settings changed, checked like a new one."""
-        return validated(type(self), {**dict(self), **changes})
+        return validated(type(self), {**self.given(), **changes})
 
     @model_validator(mode="before")
     @classmethod

@@ -45,7 +45,7 @@ def show_dataset(
     from orchard.cli.data_tables import entry_text, print_columns
     from orchard.cli.display import print_distribution
     from orchard.data.catalogue import CATALOGUE
-    from orchard.data.layout import is_table
+    from orchard.data.folders import is_table
 
     table = dataset not in CATALOGUE and is_table(Path(dataset))
     if dataset in CATALOGUE:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.cli.data_tables import class_legend, distribution_tables, output
+from orchard.cli.options import make_folder
 from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, relationship_table, rich_table
 from orchard.data.clients import federated_data
 from orchard.errors import UserError
@@ -88,13 +89,17 @@ def print_distribution(experiment: Experiment, data_dir: Path | None, file: Path
     console.print(f"drawn in {readable(str(file))}", soft_wrap=True, markup=False)
 
 
-def print_predictions(model: Path, samples: Sequence[Path], to: Path | None, factory: str | None) -> None:
+def print_predictions(
+    model: Path, samples: Sequence[Path], to: Path | None, factory: str | None, masks: Path | None
+) -> None:
     """Predict and write CSV; on standard error print the number of samples and, if targets are known, measures."""
     from orchard.export.predict import batches, load_predictor, predict
 
     predictor = load_predictor(model, factory)
     table = io.StringIO()
-    count, measured = predict(predictor, batches(samples, predictor), table)
+    if masks:
+        make_folder("--masks", masks)
+    count, measured = predict(predictor, batches(samples, predictor), table, masks)
     try:
         if to is None:
             sys.stdout.write(table.getvalue())

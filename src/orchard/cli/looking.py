@@ -85,8 +85,11 @@ def predict(
     factory: Annotated[
         str | None, typer.Option("--model", help='The network, if it is your own: "package.module:factory".')
     ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="A folder for the masks that are predicted, as PNG or NIfTI.")
+    ] = None,
 ) -> None:
     """Predict with an exported model; write CSV."""
     from orchard.cli.display import print_predictions
 
-    print_predictions(model, samples, output, factory)
+    print_predictions(model, samples, output, factory, masks)

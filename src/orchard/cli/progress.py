@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchard.experiment import Experiment
+from orchard.runs.checks import FIRST_ROUNDS, unmoved_loss
 from orchard.runs.loop import Progress as OnProgress
 from orchard.runs.result import Result
 
@@ -40,6 +42,24 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnProgress | Non
             shown = done
 
         yield say
+
+
+def say_if_loss_stays() -> OnProgress:
+    """Return a follower of a run that says once if the training loss does not move in the first rounds."""
+    said = False
+
+    def follow(result: Result) -> None:
+        nonlocal said
+        if not said and len(result.rounds) == FIRST_ROUNDS and (text := unmoved_loss(result)):
+            say(text)
+            said = True
+
+    return follow
+
+
+def say(text: str) -> None:
+    """Print advice on standard error."""
+    typer.secho(f"orchard: {text}", fg="yellow", err=True)
 
 
 class GridWatcher:

@@ -28,6 +28,8 @@ from orchard.cli.options import (
 from orchard.errors import UserError
 
 if TYPE_CHECKING:
+    from orchard.data.clients import FederatedData
+    from orchard.experiment import Experiment, RunOptions
     from orchard.report.events import EventWriter
     from orchard.runs.result import Result
 
@@ -67,25 +69,27 @@ def run(
         out=out,
     )
 
-    from orchard.cli.progress import watched
+    from orchard.cli.progress import say_if_loss_stays, watched
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import free_folder
     from orchard.runs.run import run as run_experiment
 
     folder = options.out or free_folder(RUNS, planned)
+    data = _checked_data(planned, options, quiet=quiet)
     with ExitStack() as stack:
         events = stack.enter_context(_events(folder)) if tensorboard else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
         bar = stack.enter_context(watched(planned, quiet=quiet))
         stop = stack.enter_context(stoppable())
-        followers = [follower for follower in (events, bar) if follower]
+        advice = None if quiet else say_if_loss_stays()
+        followers = [follower for follower in (events, bar, advice) if follower]
 
         def progress(result: "Result") -> None:
             for follower in followers:
                 follower(result)
 
-        result = run_experiment(planned, options=options, out=folder, progress=progress, stop=stop)
+        result = run_experiment(planned, data, options=options, out=folder, progress=progress, stop=stop)
     _show(result, folder, quiet=quiet, json=json)
 
 
@@ -153,7 +157,7 @@ def compare(
 
     names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
     contenders = [parse_contender(text, base) for text in names]
-    grid = Grid(base, options, seeds_of(seeds), out)
+    grid = Grid(base, options, seeds_of(seeds), out, _checked_data(base, options, quiet=quiet))
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         comparison = compare_methods(grid, contenders, watcher, stop)
     print_comparison(comparison, table)
@@ -224,6 +228,18 @@ def list_methods() -> None:
 
     for name, entry in all_methods().items():
         typer.echo(f"{name:14s} {entry.value}")
+
+
+def _checked_data(experiment: "Experiment", options: "RunOptions", *, quiet: bool) -> "FederatedData":
+    """Load an experiment's data, and say what is likely to go wrong with them."""
+    from orchard.cli.progress import say
+    from orchard.runs.checks import findings
+    from orchard.runs.run import load_data
+
+    data = load_data(experiment, data_dir=options.data_dir)
+    for finding in [] if quiet else findings(experiment, data):
+        say(finding)
+    return data
 
 
 def _events(folder: Path) -> "closing[EventWriter]":

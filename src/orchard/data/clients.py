@@ -15,17 +15,16 @@ from torch import Tensor
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.datasets import load_dataset
 from orchard.data.encoding import Schema
-from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import comes_by_client, is_table, subfolders
+from orchard.data.folders import comes_by_client, is_table, subfolders
+from orchard.data.own_images import read_folders
 from orchard.data.own_tables import settings_of, table_dataset
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
-from orchard.data.samples import Dataset, Samples, as_samples, find_task, image_samples, split_by_stratum
+from orchard.data.samples import Dataset, Samples, as_samples, find_task, split_by_stratum
 from orchard.data.scaling import Moments, Preparation, Scaling, merge
 from orchard.data.shifts import ShiftSettings, groups_of, shift_samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.randomness import generator
-from orchard.tasks.classification import Classification
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 from orchard.text import readable
@@ -156,14 +155,24 @@ def federated_data(experiment: Experiment, data_dir: Path | None = None) -> Fede
     """Load the experiment's dataset and give every client its part."""
     path = Path(experiment.dataset)
     tables = experiment.dataset not in CATALOGUE and is_table(path)
-    by_client = settings_of(experiment).site is not None or path.is_dir() if tables else comes_by_client(str(path))
-    if by_client != isinstance(experiment.partition, Given):
-        given, divided = "come client by client; use 'given'", "do not come client by client; use another partition"
-        raise UserError(f"partition.name = {experiment.partition.name!r}: the data {given if by_client else divided}")
+    by_client = comes_by_client(experiment.dataset, experiment.volumes)
+    if tables:
+        by_client = settings_of(experiment).site is not None or path.is_dir()
+    check_partition(experiment, by_client=by_client)
+    if experiment.layout and path.suffix.lower() != ".npz":
+        whose = "arrays of your own, in an .npz or handed over in Python"
+        raise UserError(f"layout = {experiment.layout!r}: is for {whose}, not for {experiment.dataset}")
     if by_client and not tables:
         return shifted(_client_folders(path, experiment), experiment)
     dataset = table_dataset(path, experiment) if tables else load_dataset(experiment, data_dir)
     return shifted(divide(dataset, experiment), experiment)
+
+
+def check_partition(experiment: Experiment, *, by_client: bool) -> None:
+    """Raise if data that come client by client are to be divided, or others are not."""
+    if by_client != isinstance(experiment.partition, Given):
+        given, divided = "come client by client; use 'given'", "do not come client by client; use another partition"
+        raise UserError(f"partition.name = {experiment.partition.name!r}: the data {given if by_client else divided}")
 
 
 def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
@@ -213,7 +222,7 @@ def _by_owner(
         having = " and ".join(repr(key) for key, entry in CATALOGUE.items() if entry.natural_name == name)
         raise UserError(f"partition.name = {name!r}: only {having} come by {name}, not {experiment.dataset}")
     if dataset.owners is None or (isinstance(experiment.partition, Column) and (published or dataset.schema)):
-        raise UserError(f"partition.name = 'column': only an .npz of your own has columns, not {experiment.dataset}")
+        raise UserError(f"partition.name = 'column': only arrays of your own have columns, not {experiment.dataset}")
     train, test = dataset.owners
     owners = np.unique(np.concatenate([train, test]))
     names = [str(owner) for owner in owners]
@@ -228,17 +237,16 @@ def _by_owner(
 
 def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
     """Read a folder of images for each client; 20 % of its images are for testing, 15 % of the rest for validation."""
-    homes = subfolders(folder)
+    homes = subfolders(folder, experiment.volumes)
     if len(homes) != experiment.clients:
         raise UserError(
             f"clients = {experiment.clients}: but {folder} holds the folders of {len(homes)} clients; "
             f"set clients = {len(homes)}"
         )
-    task = Classification(class_names(homes))
-    parts = alike([read_class_folders(home, task.classes, experiment.size) for home in homes])
+    parts, task = read_folders(homes, experiment)
     clients = []
     for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
-        train, test = split_by_stratum(image_samples(part, experiment.size), task)
+        train, test = split_by_stratum(part, task)
         clients.append(client_of_samples(home.name, i, experiment, task, train, None, test))
     return _checked(clients, task)
 
@@ -288,14 +296,15 @@ class ClientArrays:
     """One client's data as arrays.
 
     Unsigned bytes are images, n×h×w or n×h×w×channels; they are scaled to [−1, 1] and resized to the experiment's
-    `size`. Floats keep their values and their size. In both, the channels are moved in front of height and width.
-    Without a validation part, 15 % of the training part is used for it.
+    `size`. Floats keep their values and their size. The experiment's `layout` says what the axes are, where that is not
+    obvious; channels are moved in front. Without a test part, 20 % of every class are set aside for it; without a
+    validation part, 15 % of the training part.
     """
 
     x_train: NDArray[Any]
     y_train: NDArray[Any]
-    x_test: NDArray[Any]
-    y_test: NDArray[Any]
+    x_test: NDArray[Any] | None = None
+    y_test: NDArray[Any] | None = None
     x_validation: NDArray[Any] | None = None
     y_validation: NDArray[Any] | None = None
     name: str | None = None
@@ -304,12 +313,17 @@ class ClientArrays:
 def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> FederatedData:
     """Return the data of all clients, made from their arrays."""
     if len(arrays) != experiment.clients:
-        raise UserError(f"clients = {experiment.clients}: but data of {len(arrays)} clients were given")
+        raise UserError(
+            f"clients = {experiment.clients}: but data of {len(arrays)} clients were given; set clients = {len(arrays)}"
+        )
     kind = find_task(experiment.task, [np.asarray(given.y_train) for given in arrays], "y_train")
     parts = [samples_of_arrays(given, i, experiment, kind) for i, given in enumerate(arrays)]
     task = kind.numbered(torch.cat([part.y for client in parts for part in client if part]))
     names = [given.name or f"client {i}" for i, given in enumerate(arrays)]
-    clients = [client_of_samples(names[i], i, experiment, task, *client) for i, client in enumerate(parts)]
+    clients = []
+    for i, (train, validation, test) in enumerate(parts):
+        first, last = (train, test) if test else split_by_stratum(train, task)
+        clients.append(client_of_samples(names[i], i, experiment, task, first, validation, last))
     return shifted(_checked(clients, task), experiment)
 
 
@@ -334,17 +348,22 @@ def _shifted(
 
 def samples_of_arrays(
     given: ClientArrays, index: int, experiment: Experiment, task: type[Task]
-) -> tuple[Samples, Samples | None, Samples]:
-    """Return one client's training, validation and test samples, made from its arrays."""
-    name, size = given.name or f"client {index}", experiment.size
-    train = as_samples(given.x_train, given.y_train, size, task, f"{name}: train")
-    test = as_samples(given.x_test, given.y_test, size, task, f"{name}: test")
-    if (given.x_validation is None) != (given.y_validation is None):
-        raise UserError(f"{name}: validation: samples and labels must be given together")
-    validation = None
-    if given.x_validation is not None and given.y_validation is not None:
-        validation = as_samples(given.x_validation, given.y_validation, size, task, f"{name}: validation")
-    return train, validation, test
+) -> tuple[Samples, Samples | None, Samples | None]:
+    """Return one client's training, validation and test samples, made from its arrays; None for a part it lacks."""
+    name = given.name or f"client {index}"
+
+    def samples(x: NDArray[Any] | None, y: NDArray[Any] | None, part: str) -> Samples | None:
+        if (x is None) != (y is None):
+            raise UserError(f"{name}: {part}: samples and {task.targets_are} must be given together")
+        if x is None or y is None:
+            return None
+        return as_samples(x, y, experiment.size, task, f"{name}: {part}", layout=experiment.layout)
+
+    train = samples(given.x_train, given.y_train, "train")
+    if train is None:
+        raise UserError(f"{name}: train: has no samples")
+    validation = samples(given.x_validation, given.y_validation, "validation")
+    return train, validation, samples(given.x_test, given.y_test, "test")
 
 
 def client_of_samples(

@@ -36,10 +36,12 @@ def load_dataset(experiment: Experiment, data_dir: Path | None = None) -> Datase
     """Load the dataset that an experiment names."""
     name, path = experiment.dataset, Path(experiment.dataset)
     entry = CATALOGUE.get(name)
+    if experiment.images is not None and (entry is not None or not path.is_dir()):
+        raise UserError(f"images: is for folders of DICOM and NIfTI files, which {name!r} is not; leave it out")
     if entry is not None:
         return _published(entry, experiment, data_dir)
     if path.is_dir():
-        return own_images(path, experiment.size)
+        return own_images(path, experiment)
     if path.suffix.lower() == ".npz":
         return own_arrays(path, experiment)
     if path.exists():

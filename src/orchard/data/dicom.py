@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,12 @@ from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
 from orchard.data.medical import (
-    DICOM_EXTENSIONS,
     Scan,
     Spacing,
     Values,
     check_size,
-    has_dicom_prefix,
     in_standard_axes,
+    is_dicom,
     known_spacing,
 )
 from orchard.errors import DataWarning, UserError
@@ -77,23 +77,24 @@ def read_dicom(path: Path) -> Scan:
     slices = _folder(path) if path.is_dir() else _slices(path)
     if any(part.has_text for part in slices):
         text = "some images say that text is burnt into their pixels, which may name patients; look at them before use"
-        warnings.warn(f"{path if path.is_dir() else path.parent}: {text}", DataWarning, stacklevel=2)
+        with ONE_AT_A_TIME:  # while another thread reads, no warning is shown
+            warnings.warn(f"{path if path.is_dir() else path.parent}: {text}", DataWarning, stacklevel=2)
     if len(slices) > 1:
         return _volume(slices, path)
     only = slices[0]
     return Scan(only.values, only.spacing, only.window, only.kind == "MONOCHROME1", only.kind == "RGB")
 
 
+def frame_count(path: Path) -> int:
+    """Return how many images a file holds, as its header says."""
+    with _reading(path):
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
+        return int(header.get("NumberOfFrames") or 1)
+
+
 def _folder(folder: Path) -> list[Slice]:
-    files = [
-        path
-        for path in sorted(folder.iterdir())
-        if not path.name.startswith(".") and (path.name.lower().endswith(DICOM_EXTENSIONS) or has_dicom_prefix(path))
-    ]
     found: list[Slice] = []
-    for path in files:
-        if path.name.upper() == "DICOMDIR":  # a table of contents
-            continue
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_dicom(path)):
         slices = _slices(path)
         if len(slices) > 1:
             raise UserError(f"{path}: holds {len(slices)} slices; in a volume's folder every file holds one")
@@ -105,29 +106,30 @@ def _folder(folder: Path) -> list[Slice]:
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
-    """Let pydicom neither warn nor log, since it quotes the file; this concerns all threads, so one reads at a time."""
+def _reading(path: Path) -> Iterator[None]:
+    """Let pydicom neither warn nor log, nor show the messages of its errors, since it quotes the file.
+
+    This concerns all threads, so one reads at a time.
+    """
     logger = logging.getLogger("pydicom")
     with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before, logger.disabled = logger.disabled, True
         try:
             yield
+        except (UserError, OSError):
+            raise
+        except InvalidDicomError:
+            raise UserError(f"{path}: is not a DICOM file: it does not have 'DICM' after 128 bytes") from None
+        except Exception:  # what a damaged file raises is not documented
+            raise UserError(f"{path}: cannot be read as DICOM: its header is damaged or not complete") from None
         finally:
             logger.disabled = before
 
 
 def _slices(path: Path) -> list[Slice]:
-    """Read a file. The messages of pydicom's errors are not shown either."""
-    try:
-        with _in_silence():
-            return _frames(pydicom.dcmread(path, specific_tags=list(FIELDS)), path)
-    except (UserError, OSError):
-        raise
-    except InvalidDicomError:
-        raise UserError(f"{path}: is not a DICOM file: it does not have 'DICM' after 128 bytes") from None
-    except Exception:  # what a damaged file raises is not documented
-        raise UserError(f"{path}: cannot be read as DICOM: its header is damaged or not complete") from None
+    with _reading(path):
+        return _frames(pydicom.dcmread(path, specific_tags=list(FIELDS)), path)
 
 
 def _frames(dataset: Dataset, path: Path) -> list[Slice]:
@@ -268,10 +270,15 @@ def _volume(slices: list[Slice], path: Path) -> Scan:
     order, gap = _order(slices, path)
     values = np.stack([slices[k].values for k in order])
     spacing = (gap, *first.spacing) if gap and first.spacing else None
+    scan = Scan(values, spacing)
     if first.axes is not None:
-        values, spacing = in_standard_axes(values, spacing, first.axes)
+        affine = np.eye(4)
+        affine[:3, :3] = first.axes.T * (spacing or 1)
+        start = slices[order[0]].position
+        affine[:3, 3] = 0 if start is None else start
+        scan = in_standard_axes(values, spacing, affine)
     window = first.window if len({part.window for part in slices}) == 1 else None
-    return Scan(values, spacing, window, first.kind == "MONOCHROME1", first.kind == "RGB")
+    return replace(scan, window=window, inverted=first.kind == "MONOCHROME1", colour=first.kind == "RGB")
 
 
 def _alike(has: Any, should: Any) -> bool:

@@ -1,15 +1,18 @@
-"""Read images from folders: all get the same size, and the folder's name is the class."""
+"""Read images, ordinary or medical, all of the same size; in folders by class, a folder's name is the class."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
-from orchard.data.layout import images, subfolders
-from orchard.data.readers import Part
+from orchard.data.folders import images, is_ordinary, subfolders
+from orchard.data.medical import AT_ONCE, MedicalSettings, read_medical
+from orchard.data.samples import Samples, image_inputs
 from orchard.errors import UserError
 from orchard.text import readable
 
@@ -17,26 +20,58 @@ GREY_MODES = frozenset({"1", "L", "LA"})
 PALETTE_MODES = frozenset({"P", "PA"})
 
 
-def class_names(folders: Sequence[Path]) -> tuple[str, ...]:
+def class_names(folders: Sequence[Path], volumes: bool) -> tuple[str, ...]:
     """Return the names of all classes in these folders, sorted."""
-    return tuple(sorted({readable(inner.name) for folder in folders for inner in subfolders(folder)}))
+    return tuple(sorted({readable(inner.name) for folder in folders for inner in subfolders(folder, volumes)}))
 
 
-def read_class_folders(folder: Path, classes: Sequence[str], size: int) -> Part:
-    """Read `<class>/…`; each image becomes size×size, and grey if all of them are grey."""
-    files: list[Path] = []
-    labels: list[int] = []
-    for inner in subfolders(folder):
-        found = images(inner)
-        if not found:
+def read_classes(
+    homes: Sequence[Path], classes: Sequence[str], size: int, settings: MedicalSettings | None
+) -> list[Samples]:
+    """Read `<class>/…` in each of these folders."""
+    volumes = settings is not None and settings.depth is not None
+    found = [_labelled(home, classes, volumes) for home in homes]
+    inputs = read_inputs([file for home in found for file, _ in home], size, settings)
+    labels = [torch.tensor([label for _, label in home]) for home in found]
+    parts = torch.split(inputs, [len(home) for home in found])
+    return [Samples(*part) for part in zip(parts, labels, strict=True)]
+
+
+def _labelled(home: Path, classes: Sequence[str], volumes: bool) -> list[tuple[Path, int]]:
+    """Return the images in `<class>/…` with their labels."""
+    found: list[tuple[Path, int]] = []
+    for inner in subfolders(home, volumes):
+        files = images(inner, volumes)
+        if not files:
             raise UserError(f"{inner}: holds no image; add some, or remove the folder")
-        files += found
-        labels += [classes.index(readable(inner.name))] * len(found)
-    if not files:
-        raise UserError(f"{folder}: holds no class folder; expected <class>/…")
-    with ThreadPoolExecutor() as pool:
-        pixels = list(pool.map(lambda file: _read(file, size), files))
-    return Part(_stacked(pixels), np.array(labels, dtype=np.int64))
+        found += [(file, classes.index(readable(inner.name))) for file in files]
+    if not found:
+        raise UserError(f"{home}: holds no class folder; expected <class>/…")
+    return found
+
+
+def read_inputs(files: Sequence[Path], size: int, settings: MedicalSettings | None) -> Tensor:
+    """Read images as inputs of size×size, in grey if all of them are; with settings, medical images or volumes."""
+    check_one_kind(files, settings)
+    if settings is None:
+        with ThreadPoolExecutor() as pool:
+            pixels = list(pool.map(lambda file: _read(file, size), files))
+        return image_inputs(_stacked(pixels), size)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        values = list(pool.map(lambda file: read_medical(file, settings, size), files))
+    return torch.from_numpy(np.stack(values))[:, None]
+
+
+def check_one_kind(files: Sequence[Path], settings: MedicalSettings | None) -> None:
+    """Raise unless all images are medical, if there are settings for such, or none is."""
+    ordinary = next((file for file in files if is_ordinary(file)), None)
+    medical = next((file for file in files if not is_ordinary(file)), None)
+    if ordinary and medical:
+        raise UserError(f"{medical}: is a medical image, but {ordinary} is not; give all of one kind")
+    if medical and settings is None:
+        raise UserError(f"{medical}: is a medical image; for such, the experiment needs the section [images]")
+    if ordinary and settings is not None:
+        raise UserError(f"images: is for DICOM and NIfTI files, but {ordinary} is neither; leave it out")
 
 
 def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.uint8]:
@@ -51,13 +86,18 @@ def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.u
 def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
-            image = _in_bytes(ImageOps.exif_transpose(opened), opened.format, file)
-            plain = image.convert("L" if _is_grey(image) else "RGB")
+            plain = grey_or_colour(ImageOps.exif_transpose(opened), opened.format, str(file))
             if plain.size != (size, size):
                 plain = plain.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(plain)
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{file}: cannot be read as an image: {error}") from None
+
+
+def grey_or_colour(image: Image.Image, kind: str | None, place: str) -> Image.Image:
+    """Return an image of bytes, grey or with three colours; `kind` is the format of its file."""
+    image = _in_bytes(image, kind, place)
+    return image.convert("L" if _is_grey(image) else "RGB")
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -68,7 +108,7 @@ def _is_grey(image: Image.Image) -> bool:
     return bool((colours == colours[..., :1]).all())
 
 
-def _in_bytes(image: Image.Image, kind: str | None, file: Path) -> Image.Image:
+def _in_bytes(image: Image.Image, kind: str | None, place: str) -> Image.Image:
     """Convert deeper pixels to eight bits; Pillow's own conversion would clip them to white.
 
     `kind` is the file's format: Pillow's mode "I" means 16 bits in a PNG and 32 bits elsewhere.
@@ -76,7 +116,7 @@ def _in_bytes(image: Image.Image, kind: str | None, file: Path) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and kind == "PNG"):
         return Image.fromarray((np.asarray(image).astype(np.int64) // 257).clip(0, 255).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise UserError(f"{file}: has pixels of {image.mode!r} without a known range; save it with 8 or 16 bits")
+        raise UserError(f"{place}: has pixels of {image.mode!r} without a known range; save it with 8 or 16 bits")
     return image
 
 
@@ -85,12 +125,3 @@ def _stacked(pixels: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     if len({image.ndim for image in pixels}) > 1:
         pixels = [image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2) for image in pixels]
     return np.stack(pixels)
-
-
-def alike(parts: Sequence[Part]) -> list[Part]:
-    """Give all parts of a dataset the same number of channels: if one part has colour, grey ones get three channels."""
-    colour = any(part.images.ndim == 4 for part in parts)
-    return [
-        Part(np.repeat(part.images[..., None], 3, axis=3), part.labels) if colour and part.images.ndim == 3 else part
-        for part in parts
-    ]

@@ -18,10 +18,10 @@ gets into a result or a message.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from orchard.settings import Settings
 
 NIFTI_EXTENSIONS = (".nii", ".nii.gz")
 DICOM_EXTENSIONS = (".dcm", ".ima")
-MEDICAL_EXTENSIONS = (*DICOM_EXTENSIONS, *NIFTI_EXTENSIONS)
 PREAMBLE = 128
 """A DICOM file starts with so many free bytes, and then "DICM"."""
 MOST_VOXELS = 2**31
@@ -44,9 +43,13 @@ LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16"})
 """Pillow's modes of pictures with one whole number for each pixel."""
 NOT_LABELS = "holds colours; a map of labels holds one whole number for each pixel"
 
+AT_ONCE = 2
+"""How many files are read at the same time: a large volume takes some gigabytes meanwhile."""
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Spacing = tuple[float, ...]
 Values = NDArray[np.float32]
+Affine = NDArray[np.float64]
 
 
 class MedicalSettings(Settings):
@@ -88,14 +91,41 @@ class Scan:
     """Whether low values are bright (DICOM's MONOCHROME1)."""
     colour: bool = False
     """Whether the values are the brightness of colours."""
+    affine: Affine | None = None
+    """Where voxels lie, in millimetres of DICOM's coordinates: to the left, to the back, to the head.
+
+    4×4, with a column for each axis of the values, then, of an image, one for the axis across it."""
 
 
 def is_medical(path: Path) -> bool:
     """Tell whether a file is DICOM or NIfTI by its name, or DICOM by its content."""
-    return path.name.lower().endswith(MEDICAL_EXTENSIONS) or has_dicom_prefix(path)
+    return path.name.lower().endswith(NIFTI_EXTENSIONS) or is_dicom(path)
 
 
-def has_dicom_prefix(path: Path) -> bool:
+def is_dicom(path: Path) -> bool:
+    """Tell whether a file is DICOM by its name or its content; a DICOMDIR is only a table of contents."""
+    name = path.name.lower()
+    if name.endswith(NIFTI_EXTENSIONS) or name == "dicomdir":
+        return False
+    return name.endswith(DICOM_EXTENSIONS) or _has_dicom_prefix(path)
+
+
+def holds_slices(folder: Path) -> bool:
+    """Tell whether a folder's DICOM files are the slices of a volume: the first holds a single image."""
+    try:
+        first = next((path for path in sorted(folder.iterdir()) if path.name[0] != "." and is_dicom(path)), None)
+        if first is None:
+            return False
+        from orchard.data.dicom import frame_count
+
+        return frame_count(first) == 1
+    except ImportError as missing:
+        raise _needs(missing, folder) from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read: {error.strerror}") from None
+
+
+def _has_dicom_prefix(path: Path) -> bool:
     """Tell whether a file has "DICM" where a DICOM file has it."""
     try:
         if not path.is_file():  # to open a pipe would wait for ever
@@ -108,27 +138,57 @@ def has_dicom_prefix(path: Path) -> bool:
 
 def read_medical(path: Path, settings: MedicalSettings, size: int) -> Values:
     """Read a DICOM or NIfTI file, or a folder with the slices of one volume; return size×size or depth×size×size."""
-    scan = _checked(_scan(path), path, settings)
+    return _prepared(_checked(_scan(path), path, settings), settings, size)
+
+
+def read_label_map(path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
+    """Read a map of labels, DICOM, NIfTI or PNG, onto the same grid; each pixel gets the label nearest to it."""
+    return _labels(_checked(_scan(path, labels=True), path, settings), path, settings, size)
+
+
+def read_pair(image: Path, mask: Path, settings: MedicalSettings, size: int) -> tuple[Values, NDArray[np.int64]]:
+    """Read an image and its map of labels, which must be as large; both get the image's spacing."""
+    scan, labels = _checked(_scan(image), image, settings), _scan(mask, labels=True)
+    has, should = ("×".join(map(str, found.values.shape)) for found in (labels, scan))
+    if has != should:
+        raise UserError(f"{mask}: is {has} pixels large, but its image {image.name} is {should}")
+    labels = _checked(replace(labels, spacing=scan.spacing), mask, settings)
+    return _prepared(scan, settings, size), _labels(labels, mask, settings, size)
+
+
+def _prepared(scan: Scan, settings: MedicalSettings, size: int) -> Values:
     values = _windowed(scan, settings.window)
     for axis, (length, step) in enumerate(_grid(scan, settings, size)):
         values = _interpolated(values, axis, length, step)
     return np.ascontiguousarray(values).clip(-1, 1)  # rounding can exceed the range
 
 
-def read_label_map(path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
-    """Read a map of labels, DICOM, NIfTI or PNG, onto the same grid; each pixel gets the label nearest to it."""
-    scan = _checked(_scan(path, labels=True), path, settings)
+def _labels(scan: Scan, path: Path, settings: MedicalSettings, size: int) -> NDArray[np.int64]:
     values = np.where(np.isnan(scan.values), np.float32(0), scan.values)
     if scan.colour:
         raise UserError(f"{path}: {NOT_LABELS}")
     if values.min() < 0 or bool((values != np.rint(values)).any()):
         raise UserError(f"{path}: a map of labels holds whole numbers from 0, but this one has others")
     for axis, (length, step) in enumerate(_grid(scan, settings, size)):
-        places = _places(values.shape[axis], length, step)
-        outside = (places < 0) | (places >= values.shape[axis])
-        values = values.take(np.where(outside, 0, places).astype(np.int64), axis)
-        np.moveaxis(values, axis, 0)[outside] = 0
+        values = _nearest(values, axis, length, step)
     return values.astype(np.int64)
+
+
+def labels_for(path: Path, settings: MedicalSettings, labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], Scan]:
+    """Bring labels that were predicted for a file back to its own pixels; return them, and what the file holds."""
+    scan = _checked(_scan(path), path, settings)
+    for axis, (_, step) in enumerate(_grid(scan, settings, labels.shape[-1])):
+        labels = _nearest(labels, axis, scan.values.shape[axis], 1 / step)
+    return labels, scan
+
+
+def _nearest(values: NDArray[Any], axis: int, length: int, step: float) -> NDArray[Any]:
+    """Take the nearest value for each place along an axis, 0 outside."""
+    places = _places(values.shape[axis], length, step)
+    outside = (places < 0) | (places >= values.shape[axis])
+    values = values.take(np.where(outside, 0, places).astype(np.int64), axis)
+    np.moveaxis(values, axis, 0)[outside] = 0
+    return values
 
 
 def check_size(voxels: int, path: Path) -> None:
@@ -137,17 +197,18 @@ def check_size(voxels: int, path: Path) -> None:
         raise UserError(f"{path}: its header tells of {voxels} voxels; at most {MOST_VOXELS} can be read")
 
 
-def in_standard_axes(
-    values: Values, spacing: Spacing | None, axes: NDArray[np.float64]
-) -> tuple[Values, Spacing | None]:
-    """Turn and flip a volume so that its axes are nearest to depth, rows and columns as the module's text says.
-
-    `axes` has one row for each axis: its direction in DICOM's coordinates (to the left, to the back, to the head).
-    """
-    towards = axes[:, ::-1]  # the head, the back, the left
+def in_standard_axes(values: Values, spacing: Spacing | None, affine: Affine) -> Scan:
+    """Turn and flip a volume so that its axes are nearest to depth, rows and columns as the module's text says."""
+    steps = affine[:3, :3]
+    towards = (steps / np.linalg.norm(steps, axis=0)).T[:, ::-1]  # the head, the back, the left
     order = max(permutations(range(3)), key=lambda order: sum(abs(towards[order[k], k]) for k in range(3)))
-    flips = tuple(slice(None, None, -1 if towards[order[k], k] < 0 else 1) for k in range(3))
-    return values.transpose(order)[flips], spacing and tuple(spacing[k] for k in order)
+    turned = affine[:, [*order, 3]]
+    flips = [-1 if towards[order[k], k] < 0 else 1 for k in range(3)]
+    values = values.transpose(order)[tuple(slice(None, None, flip) for flip in flips)]
+    for k in np.flatnonzero(np.array(flips) < 0):
+        turned[:, 3] += (values.shape[k] - 1) * turned[:, k]  # where the axis begins now
+        turned[:, k] *= -1
+    return Scan(values, spacing and tuple(spacing[k] for k in order), affine=turned)
 
 
 def _scan(path: Path, labels: bool = False) -> Scan:
@@ -166,9 +227,13 @@ def _scan(path: Path, labels: bool = False) -> Scan:
 
         return read_dicom(path)
     except ImportError as missing:
-        raise UserError(f"{path}: needs {missing.name}; install it with: pip install 'orchard[medical]'") from None
+        raise _needs(missing, path) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or 'it is damaged'}") from None
+
+
+def _needs(missing: ImportError, path: Path) -> UserError:
+    return UserError(f"{path}: needs {missing.name}; install it with: pip install 'orchard[medical]'")
 
 
 def _picture(path: Path) -> Scan:
@@ -186,11 +251,12 @@ def _picture(path: Path) -> Scan:
 def _checked(scan: Scan, path: Path, settings: MedicalSettings) -> Scan:
     """Return the scan if it can be brought to the settings' shape, and has values."""
     if scan.values.ndim == 3 and settings.depth is None:
-        raise UserError(f"{path}: is a volume of {len(scan.values)} slices; set depth to read volumes")
+        raise UserError(f"{path}: is a volume of {len(scan.values)} slices; set images.depth to read volumes")
     if scan.values.ndim == 2 and settings.depth is not None:
-        raise UserError(f"{path}: is a single image, but depth = {settings.depth} asks for volumes; leave depth out")
+        asked = f"images.depth = {settings.depth} asks for volumes; leave it out"
+        raise UserError(f"{path}: is a single image, but {asked}")
     if settings.spacing and scan.spacing is None:
-        raise UserError(f"{path}: does not say how many millimetres its pixels are apart; leave spacing out")
+        raise UserError(f"{path}: does not say how many millimetres its pixels are apart; leave images.spacing out")
     if np.isinf(scan.values).any():
         raise UserError(f"{path}: holds an infinite value")
     if np.isnan(scan.values).all():

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from nibabel.nifti1 import Nifti1Header
+from nibabel.nifti1 import Nifti1Header, Nifti1Image
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from orchard.data.medical import Scan, Values, check_size, in_standard_axes, known_spacing
+from orchard.data.medical import Affine, Scan, Values, check_size, in_standard_axes, known_spacing
 from orchard.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -22,7 +22,7 @@ HEADERS = ((Nifti1Header, 344), (Nifti2Header, 4))
 LONGEST_HEADER = 540
 MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
 """What a unit is; without a unit, numbers are millimetres."""
-TO_DICOM = np.array([-1.0, -1.0, 1.0])
+TO_DICOM = np.diag([-1.0, -1.0, 1.0, 1.0])
 """NIfTI's coordinates go to the right and to the front, DICOM's to the left and to the back; both go to the head."""
 
 
@@ -84,14 +84,28 @@ def _scaled(stored: NDArray[Any], header: Any) -> Values:
 
 def _oriented(values: Values, header: Any, path: Path) -> Scan:
     """Bring the axes into the standard order; a volume of one slice becomes an image."""
-    matrix = header.get_best_affine()[:3, :3]
+    affine = header.get_best_affine()
+    matrix = affine[:3, :3]
     lengths = np.linalg.norm(matrix, axis=0)
     if not np.isfinite(matrix).all() or not abs(np.linalg.det(matrix)) > 1e-6 * lengths.prod() > 0:
         raise UserError(f"{path}: its orientation (sform or qform) is damaged")
     unit = MILLIMETRES.get(header.get_xyzt_units()[0], 1.0)
     spacing = known_spacing([abs(float(number)) * unit for number in header["pixdim"][1:4]])
-    values, spacing = in_standard_axes(values, spacing, (matrix / lengths).T * TO_DICOM)
-    if 1 in values.shape:
-        axis = values.shape.index(1)
-        return Scan(np.squeeze(values, axis), spacing and spacing[:axis] + spacing[axis + 1 :])
-    return Scan(values, spacing)
+    scan = in_standard_axes(values, spacing, TO_DICOM @ np.diag([unit, unit, unit, 1]) @ affine)
+    return _image(scan) if 1 in scan.values.shape else scan
+
+
+def _image(scan: Scan) -> Scan:
+    """Return a volume of one slice as an image."""
+    axis = scan.values.shape.index(1)
+    others = [k for k in range(3) if k != axis]
+    spacing = scan.spacing and tuple(scan.spacing[k] for k in others)
+    affine = None if scan.affine is None else scan.affine[:, [*others, axis, 3]]
+    return Scan(np.squeeze(scan.values, axis), spacing, affine=affine)
+
+
+def write_labels(path: Path, labels: NDArray[np.int64], affine: Affine) -> None:
+    """Write labels, h×w or slices×h×w, where a scan's affine says that they lie; columns are the file's first axis."""
+    axes = (2, 1, 0) if labels.ndim == 3 else (1, 0, 2)
+    stored = labels.astype(np.uint8).reshape((*labels.shape, 1)[:3]).transpose(axes)
+    Nifti1Image(stored, TO_DICOM @ affine[:, [*axes, 3]]).to_filename(path)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from orchard.data.encoding import Schema, encode, make_schema
-from orchard.data.layout import site_tables
+from orchard.data.folders import site_tables
 from orchard.data.samples import Dataset, Samples, split_rows
 from orchard.data.table_settings import TableSettings
 from orchard.data.tables import as_table, join_tables, read_table

@@ -56,7 +56,7 @@ class IID(Ownership):
 
 
 class Column(Ownership):
-    """A column of an `.npz`, ``<key>_train`` and so on, names the owner of each sample."""
+    """An array beside the samples, ``<key>_train`` and so on, names the owner of each sample."""
 
     name: Literal["column"] = "column"
     key: str
@@ -102,6 +102,12 @@ def _partition(value: object) -> object:
 
 
 Partition = Annotated[PartitionSettings, BeforeValidator(_partition)]
+
+
+def column_key(partition: object) -> str | None:
+    """Return the name of the column of owners, of a partition or of a table of its settings; None if it has none."""
+    key = partition.get("key") if isinstance(partition, Mapping) else getattr(partition, "key", None)
+    return key if isinstance(key, str) else None
 
 
 def partition_matrix(partition: PartitionSettings, classes: int, clients: int) -> Matrix:

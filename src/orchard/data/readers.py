@@ -6,6 +6,7 @@ No reader runs code from a file: pickles are never loaded, and an archive's memb
 import gzip
 import tarfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,11 +80,11 @@ def _cifar_batch(content: bytes, place: str) -> Part:
     return Part(images, labels)
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an `.npz`; raise if one is pickled."""
+def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an `.npz`, all or those of some names; raise if one is pickled."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: _array(archive, name, path) for name in archive.files}
+            return {name: _array(archive, name, path) for name in archive.files if names is None or name in names}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UserError:

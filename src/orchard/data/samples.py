@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from orchard.data.axes import Layout, channels_first
 from orchard.data.encoding import Schema
-from orchard.data.readers import Part
 from orchard.errors import UserError
 from orchard.randomness import generator
 from orchard.tasks.registry import TASKS, suitable_task
@@ -19,8 +19,6 @@ from orchard.tasks.task import Task
 
 SPLIT_SEED = 42
 """Splits datasets without a test part into training and test data; fixed, so that every run splits alike."""
-CHANNELS = (1, 3, 4)
-"""Grey, colour, colour with transparency; an axis of such a length is taken for the channels."""
 SCALED_BYTES = (np.arange(256, dtype=np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
 """Every byte's value after scaling; a look-up takes one pass over the images instead of four."""
 AT_ONCE = 1024
@@ -52,11 +50,9 @@ class Dataset:
     """How rows of a table became features, NaN where a number is missing; they are not standardised yet."""
 
 
-def image_samples(part: Part, size: int) -> Samples:
-    """Return samples made from images of unsigned bytes, n×h×w or n×h×w×channels, with checked labels."""
-    grey = part.images.ndim == 3
-    pixels = part.images[:, None] if grey else part.images.transpose(0, 3, 1, 2)
-    return Samples(_scaled_and_resized(pixels, size), torch.from_numpy(part.labels.reshape(-1).astype(np.int64)))
+def image_inputs(images: NDArray[np.uint8], size: int) -> Tensor:
+    """Return inputs made from images of unsigned bytes, n×h×w or n×h×w×channels."""
+    return _scaled_and_resized(images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2), size)
 
 
 def find_task(named: str | None, targets: Sequence[NDArray[Any]], place: str) -> type[Task]:
@@ -70,7 +66,13 @@ def find_task(named: str | None, targets: Sequence[NDArray[Any]], place: str) ->
 
 
 def as_samples(
-    x: NDArray[Any], y: NDArray[Any], size: int, task: type[Task], place: str, targets_place: str | None = None
+    x: NDArray[Any],
+    y: NDArray[Any],
+    size: int,
+    task: type[Task],
+    place: str,
+    targets_place: str | None = None,
+    layout: Layout | None = None,
 ) -> Samples:
     """Return samples made from a user's arrays, prepared as `ClientArrays` says; raise if they do not fit."""
     x, y = np.asarray(x), np.asarray(y)
@@ -79,7 +81,7 @@ def as_samples(
     if len(x) != len(y):
         where = f" in {targets_place}" if targets_place else ""
         raise UserError(f"{place}: {len(x)} samples but {len(y)} {task.targets_are}{where}")
-    targets, inputs = task.targets(y, targets_place or place), as_inputs(x, size, place)
+    targets, inputs = task.targets(y, targets_place or place), as_inputs(x, size, place, layout)
     return Samples(inputs, _as_large(targets, inputs, x, place) if targets.dim() > 2 else targets)
 
 
@@ -93,30 +95,16 @@ def _as_large(labels: Tensor, inputs: Tensor, x: NDArray[Any], place: str) -> Te
     return functional.interpolate(labels[:, None].float(), size=inputs.shape[2:], mode="nearest-exact")[:, 0].long()
 
 
-def as_inputs(x: NDArray[Any], size: int, place: str) -> Tensor:
-    """Return a user's array as inputs: bytes are scaled and resized, floats only get their channels in front."""
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        pixels = channels_first(x, place)
-        if pixels.shape[1] not in CHANNELS:
-            raise UserError(f"{place}: images of bytes have 1, 3 or 4 channels, not the shape {x.shape}")
-        return _scaled_and_resized(pixels, size)
+def as_inputs(x: NDArray[Any], size: int, place: str, layout: Layout | None = None) -> Tensor:
+    """Return a user's array as inputs: bytes are scaled, images of them resized; floats keep values and size."""
     if np.issubdtype(x.dtype, np.floating):
-        return _finite(channels_first(x, place), place)
-    raise UserError(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
-
-
-def channels_first(x: NDArray[Any], place: str) -> NDArray[Any]:
-    """Add a channel to n×h×w, move the channels of n×h×w×c in front, and leave other shapes as they are."""
-    if x.ndim == 3:
-        return x[:, None]
-    if x.ndim != 4 or x.shape[3] not in CHANNELS:
-        return x
-    if x.shape[1] in CHANNELS:
-        raise UserError(
-            f"{place}: the shape {x.shape} does not tell whether channels come first or last; "
-            "resize or flatten the samples"
-        )
-    return x.transpose(0, 3, 1, 2)
+        return _finite(channels_first(x, layout, place), place)
+    if x.dtype != np.uint8 or x.ndim < 3:
+        raise UserError(f"{place}: expected images of unsigned bytes or floats, got {x.dtype} of shape {x.shape}")
+    if layout in ("features", "signal"):
+        raise UserError(f'{place}: layout = "{layout}": bytes are images or volumes; save others as floats')
+    pixels = channels_first(x, layout, place)
+    return _scaled_and_resized(pixels, size) if pixels.ndim == 4 else _scaled(pixels)
 
 
 def _finite(x: NDArray[Any], place: str) -> Tensor:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from orchard.data.clients import FederatedData, client_of_samples, one_client, prepared
 from orchard.data.encoding import make_schema
-from orchard.data.image_folders import alike, class_names, read_class_folders
-from orchard.data.layout import folder_layout, subfolders
-from orchard.data.own import PARTS, part_keys, samples_of_parts
+from orchard.data.folders import folder_kind
+from orchard.data.own import part_keys, samples_of_parts
+from orchard.data.own_images import part_folders, read_folders
 from orchard.data.own_tables import table_samples
 from orchard.data.readers import read_npz
-from orchard.data.samples import Samples, check_same_shape, image_samples, split_by_stratum
+from orchard.data.samples import Samples, split_by_stratum
 from orchard.data.scaling import Moments
 from orchard.data.tables import read_table
 from orchard.errors import UserError
@@ -27,7 +27,7 @@ def site_data(path: Path, name: str, index: int, task: Task, experiment: Experim
         schema = make_schema(frame, experiment.table, str(path))
         parts: Mapping[str, Samples] = {"train": table_samples(frame, schema, task, experiment.table, str(path))}
     else:
-        parts = _images(path, task, experiment.size) if path.is_dir() else _arrays(path, task, experiment.size)
+        parts = _images(path, task, experiment) if path.is_dir() else _arrays(path, task, experiment)
     train, test = (parts["train"], parts["test"]) if "test" in parts else split_by_stratum(parts["train"], task)
     client = client_of_samples(name, index, experiment, task, train, parts.get("val"), test)
     if schema is None or experiment.table is None:
@@ -37,26 +37,16 @@ def site_data(path: Path, name: str, index: int, task: Task, experiment: Experim
     return one_client(prepared(client, schema, Moments.of(client.train.x.numpy(), schema)), task)
 
 
-def _arrays(path: Path, task: Task, size: int) -> Mapping[str, Samples]:
+def _arrays(path: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:
     arrays = read_npz(path)
-    parts = samples_of_parts(arrays, part_keys(arrays, path), size, type(task), path)
+    parts = samples_of_parts(arrays, part_keys(arrays, str(path)), experiment, type(task), str(path))
     for part in parts.values():
         task.check(part.y, str(path))  # before anything is split by classes that there may not be
     return parts
 
 
-def _images(folder: Path, task: Task, size: int) -> Mapping[str, Samples]:
-    if task.name != "classification":
-        raise UserError(f"{folder}: folders of images tell classes, not what {task.name} needs; use an .npz")
-    layout, classes = folder_layout(folder), task.classes
-    if layout == "clients":
+def _images(folder: Path, task: Task, experiment: Experiment) -> Mapping[str, Samples]:
+    if folder_kind(folder, experiment.volumes) == "clients":
         raise UserError(f"{folder}: holds the folders of several clients; use the folder of this site only")
-    homes = {"train": folder} if layout == "classes" else {path.name: path for path in subfolders(folder)}
-    if strange := homes.keys() - set(PARTS):
-        raise UserError(f"{folder}: expected only 'train', 'val' and 'test', not {sorted(strange)}")
-    if unknown := sorted(set(class_names(list(homes.values()))) - set(classes)):
-        raise UserError(f"{folder}: the class {unknown[0]!r} is none of those agreed upon: {', '.join(classes)}")
-    stored = alike([read_class_folders(home, classes, size) for home in homes.values()])
-    parts = {name: image_samples(part, size) for name, part in zip(homes, stored, strict=True)}
-    check_same_shape(list(parts.values()), str(folder))
-    return parts
+    homes = part_folders(folder, experiment.volumes)
+    return dict(zip(homes, read_folders(list(homes.values()), experiment, task)[0], strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.encoding import FeatureColumn
+from orchard.data.medical import MedicalSettings
 from orchard.experiment import to_toml
 from orchard.export.trained_model import TrainedModel
 
@@ -109,11 +110,31 @@ def _use(about: Mapping[str, Any], file: Path) -> list[str]:
         "```",
         "",
         f"- Input: a batch of samples of shape {shape}, {about['dtype']}.",
-        *(_columns(about["preparation"]) if about["preparation"] else [ARRAYS]),
+        *_preparation(about),
         f"- Output: {OUTPUTS[about['task']]}: {classes}.",
         *_scale(about),
         f"- Architecture: `{about['model']}`.",
     ]
+
+
+def _preparation(about: Mapping[str, Any]) -> list[str]:
+    if about["preparation"]:
+        return _columns(about["preparation"])
+    return _medical(MedicalSettings.model_validate(about["images"])) if about["images"] is not None else [ARRAYS]
+
+
+def _medical(images: MedicalSettings) -> list[str]:
+    """Return how DICOM and NIfTI files become samples."""
+    if images.window:
+        window = "intensities {:g} … {:g}".format(*images.window)
+    else:
+        window = "the file's own window, else the 1st to the 99th percentile of its values,"
+    grid = "stretched to that size"
+    if images.spacing:
+        grid = f"pixels of {'×'.join(f'{length:g}' for length in images.spacing)} mm, cut or padded around the centre"
+    kind = "volumes, from feet to head, front to back, right to left" if images.depth else "2-D images"
+    text = f"{kind}; {window} become −1 … 1, what lies outside is clipped; {grid} (linear)"
+    return [f"- DICOM or NIfTI files, as `orchard predict` prepares them: {text}."]
 
 
 def _columns(preparation: Mapping[str, Any]) -> list[str]:
@@ -148,6 +169,8 @@ def _command(about: Mapping[str, Any], file: Path) -> str:
     own = f" --model {shlex.quote(about['model'])}" if file.suffix == ".safetensors" and ":" in about["model"] else ""
     if about["preparation"]:
         return f"orchard predict {shlex.quote(file.name)} rows.csv{own}"
+    if about["images"] is not None:
+        return f"orchard predict {shlex.quote(file.name)} scans...{own}"
     channels, *sides = about["shape"]
     images = channels in (1, 3) and len(sides) == 2 and sides[0] == sides[1]
     samples = "images..." if images else "samples.npz"

@@ -16,13 +16,16 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from orchard.core.evaluation import EVALUATION_BATCH
+from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
-from orchard.data.image_folders import read_images
-from orchard.data.layout import EXTENSIONS
+from orchard.data.axes import Layout
+from orchard.data.folders import images_below, is_ordinary
+from orchard.data.image_folders import read_images, read_inputs
+from orchard.data.masks import stem, write_mask
+from orchard.data.medical import MedicalSettings, is_medical
 from orchard.data.own_tables import target_values
 from orchard.data.readers import read_npz
-from orchard.data.samples import as_inputs, as_samples
+from orchard.data.samples import as_inputs, as_samples, image_inputs
 from orchard.data.scaling import Preparation
 from orchard.data.table_settings import TableSettings
 from orchard.data.tables import SUFFIXES, read_table
@@ -46,8 +49,24 @@ class Predictor:
     shape: tuple[int, ...]
     outputs: Callable[[Tensor], Tensor]
     """Maps a batch of prepared samples to the network's outputs."""
+    layout: Layout | None = None
+    """What the axes of arrays are."""
     preparation: Preparation | None = None
     """How rows of a table become samples."""
+    images: MedicalSettings | None = None
+    """How DICOM and NIfTI files become samples."""
+
+    @property
+    def volumes(self) -> bool:
+        """Whether samples are volumes in such files."""
+        return self.images is not None and self.images.depth is not None
+
+    def image_size(self, file: Path) -> int:
+        """Return the side of the images; raise if the model takes anything else."""
+        size, depth = self.shape[-1], [self.images.depth] if self.images and self.images.depth else []
+        if self.shape not in [(channels, *depth, size, size) for channels in ((1,) if self.images else (1, 3))]:
+            raise UserError(f"{file}: this model takes samples of shape {self.shape}; give them in an .npz")
+        return size
 
 
 class Versioned(BaseModel):
@@ -61,10 +80,12 @@ class About(Versioned):
 
     model: str
     shape: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    layout: Layout | None = None
     task: Literal["classification", "multilabel", "regression", "segmentation"] = "classification"
     classes: list[str] = Field(min_length=1)
     scale: list[list[float]] | None = None
     preparation: Preparation | None = None
+    images: MedicalSettings | None = None
 
     @model_validator(mode="after")
     def _check_scale(self) -> Self:
@@ -86,6 +107,8 @@ class Batch:
     names: list[str]
     x: Tensor
     y: Tensor | None = None
+    files: Sequence[Path] = ()
+    """The images, if each sample is one."""
 
 
 def load_predictor(file: Path, model: str | None = None) -> Predictor:
@@ -128,7 +151,7 @@ def _from_safetensors(file: Path, model: str | None) -> Predictor:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
     dtype = next(p.dtype for p in module.parameters())
     outputs = torch.inference_mode()(lambda x: module(x.to(dtype)))
-    return Predictor(task, shape, outputs, about.preparation)
+    return Predictor(task, shape, outputs, about.layout, about.preparation, about.images)
 
 
 def _check_shapes(
@@ -163,7 +186,7 @@ def _from_onnx(file: Path) -> Predictor:
         fits = False
     if not fits:
         raise UserError(f"{file}: does not take samples or know classes as it says of itself")
-    return Predictor(task, shape, outputs, about.preparation)
+    return Predictor(task, shape, outputs, about.layout, about.preparation, about.images)
 
 
 def _about(text: str | None, file: Path) -> About:
@@ -181,24 +204,37 @@ def _about(text: str | None, file: Path) -> About:
 
 def batches(paths: Sequence[Path], predictor: Predictor) -> Iterator[Batch]:
     """Yield prepared samples in batches, from `.npz` files, tables, images and folders of images."""
-    files = [file for path in paths for file in _files(path)]
+    files = [file for path in paths for file in _files(path, predictor)]
     arrays = {".npz": _from_npz, **dict.fromkeys(SUFFIXES, _from_table)}
     for file in files:
         if file.suffix.lower() in arrays:
             yield from arrays[file.suffix.lower()](file, predictor)
-    channels, *sides = predictor.shape if len(predictor.shape) == 3 else (0, 0)
     images = [file for file in files if file.suffix.lower() not in arrays]
-    if images and (channels not in (1, 3) or len(set(sides)) != 1):
-        raise UserError(f"{images[0]}: this model takes samples of shape {predictor.shape}; give them in an .npz")
-    for start in range(0, len(images), EVALUATION_BATCH):
-        some = images[start : start + EVALUATION_BATCH]
-        pixels = read_images(some, sides[0], channels)
-        yield Batch([readable(str(file)) for file in some], as_inputs(pixels, sides[0], "images"))
+    at_once = _at_once(predictor.shape)
+    for start in range(0, len(images), at_once):
+        yield _from_images(images[start : start + at_once], predictor)
 
 
-def _files(path: Path) -> list[Path]:
+def _at_once(shape: Sequence[int]) -> int:
+    return evaluation_batch(torch.Size((1, *shape)))
+
+
+def _from_images(files: Sequence[Path], predictor: Predictor) -> Batch:
+    """Prepare images as those were that the model was trained on."""
+    size, medical = predictor.image_size(files[0]), predictor.images is not None
+    for file in files:
+        if is_ordinary(file) if medical else is_medical(file):
+            kind = "DICOM or NIfTI files" if medical else "images that are not medical files"
+            raise UserError(f"{file}: this model was trained on {kind}; give such")
+    names = [readable(str(file)) for file in files]
+    if predictor.images is not None:
+        return Batch(names, read_inputs(files, size, predictor.images), files=files)
+    return Batch(names, image_inputs(read_images(files, size, predictor.shape[0]), size), files=files)
+
+
+def _files(path: Path, predictor: Predictor) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS)
+        found = images_below(path, predictor.volumes)
         if not found:
             raise UserError(f"{path}: holds no image")
         return found
@@ -216,10 +252,10 @@ def _from_npz(file: Path, predictor: Predictor) -> Iterator[Batch]:
     place, targets_place = (f"{file}: {name}" for name in found)
     if found[1] in arrays:
         (given, targets), size = (arrays[name] for name in found), predictor.shape[-1]
-        x, y = as_samples(given, targets, size, type(predictor.task), place, targets_place)
+        x, y = as_samples(given, targets, size, type(predictor.task), place, targets_place, predictor.layout)
         predictor.task.check(y, targets_place)
     else:
-        x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place), None
+        x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place, predictor.layout), None
     if tuple(x.shape[1:]) != predictor.shape:
         raise UserError(f"{place}: samples of shape {tuple(x.shape[1:])}; the model takes {predictor.shape}")
     yield from _in_batches(file, x, y)
@@ -237,8 +273,9 @@ def _from_table(file: Path, predictor: Predictor) -> Iterator[Batch]:
 
 
 def _in_batches(file: Path, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
-    for start in range(0, len(x), EVALUATION_BATCH):
-        part = slice(start, start + EVALUATION_BATCH)
+    at_once = _at_once(x.shape[1:])
+    for start in range(0, len(x), at_once):
+        part = slice(start, start + at_once)
         names = [f"{readable(str(file))}:{k}" for k in range(start, min(part.stop, len(x)))]
         yield Batch(names, x[part], None if y is None else y[part])
 
@@ -246,13 +283,22 @@ def _in_batches(file: Path, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
 # --- Predicting ---
 
 
-def predict(predictor: Predictor, samples: Iterator[Batch], to: TextIO) -> tuple[int, Measures | None]:
-    """Write a line of CSV per sample; return the number of samples, and the measures if their targets are known."""
+def predict(
+    predictor: Predictor, samples: Iterator[Batch], to: TextIO, masks: Path | None = None
+) -> tuple[int, Measures | None]:
+    """Write a line of CSV per sample, and a mask per image if there is a folder for them.
+
+    Return the number of samples, and the measures if their targets are known.
+    """
+    if masks and predictor.task.name != "segmentation":
+        raise UserError(f"--masks {masks}: this model is for {predictor.task.name}, which makes none")
     writer, task = csv.writer(to, lineterminator="\n"), predictor.task
     writer.writerow(["sample", *task.headings()])
-    count, known = 0, list[tuple[Tensor, Tensor]]()
+    count, known, written = 0, list[tuple[Tensor, Tensor]](), set[str]()
     for batch in samples:
         outputs = predictor.outputs(batch.x)
+        if masks:
+            _write_masks(outputs, batch, predictor.images, masks, written)
         for name, row in zip(batch.names, task.predictions(outputs, batch.y), strict=True):
             writer.writerow([name, *row])
         if batch.y is not None:
@@ -260,3 +306,18 @@ def predict(predictor: Predictor, samples: Iterator[Batch], to: TextIO) -> tuple
         count += len(outputs)
     measured = task.measure(*(torch.cat(parts) for parts in zip(*known, strict=True))) if known else None
     return count, measured
+
+
+def _write_masks(
+    outputs: Tensor, batch: Batch, settings: MedicalSettings | None, folder: Path, written: set[str]
+) -> None:
+    """Write a mask for each image; raise if one is called as another, which it would replace."""
+    if not batch.files:
+        raise UserError(f"--masks {folder}: masks are written for images, not for {batch.names[0]}")
+    for file, labels in zip(batch.files, outputs.argmax(1).numpy(), strict=True):
+        if stem(file) in written:
+            raise UserError(f"--masks {folder}: two images are called {readable(stem(file))}; give them one by one")
+        if file.parent.resolve() == folder.resolve():
+            raise UserError(f"--masks {folder}: holds the image {readable(file.name)}; choose another folder")
+        written.add(stem(file))
+        write_mask(labels, file, settings, folder)

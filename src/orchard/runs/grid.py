@@ -30,6 +30,8 @@ class Grid:
     options: RunOptions
     seeds: Sequence[int]
     root: Path
+    data: FederatedData | None = None
+    """The experiment's data, if they are loaded already."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def run_grid(
         for label, runner in runners.items()
     }
     watcher.plan(len(runs_to_make), grid.base.rounds)
-    data = load_data(grid.base, data_dir=grid.options.data_dir)
+    data = load_data(grid.base, grid.data, grid.options.data_dir)
     runs, failures = dict[tuple[str, int], tuple[RunFolder, Result]](), Failures()
     for (label, seed), experiment in runs_to_make.items():
         try:

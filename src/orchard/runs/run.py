@@ -1,14 +1,16 @@
 """Run an experiment in this process, or resume an interrupted run."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from orchard.core.models import find_factory
-from orchard.data.clients import ClientArrays, FederatedData, federated_data, from_arrays
+from orchard.data.clients import FederatedData, federated_data
+from orchard.data.handed_over import federate, handed_over, number_of_clients
+from orchard.data.partitions import column_key
 from orchard.engines.local import LocalEngine
 from orchard.engines.pages import use_large_pages
 from orchard.errors import ResumeWarning, RunFailed, ServerFailed, Stopped, UserError
@@ -21,8 +23,8 @@ from orchard.runs.metrics import Round
 from orchard.runs.result import Result
 from orchard.runs.resuming import check_environment, check_same_experiment, usable_checkpoint
 
-Data = Sequence[ClientArrays] | FederatedData
-"""Each client's data as arrays, or data that is already loaded."""
+Data = object
+"""Data handed over in one of the forms of `orchard.data.handed_over`, or data that is already loaded."""
 
 
 def run(
@@ -38,10 +40,10 @@ def run(
 
     Settings make the experiment, or change the one given: ``run(dataset="digits", method="apple", rounds=20)``.
     Run options may be among them: ``run(experiment, out="runs/mine", workers=2)``.
-    `data` is each client's data as arrays; the experiment's dataset is then "arrays".
+    `data` is each client's data, or one dataset to divide; the experiment's dataset is then "arrays".
     """
     use_large_pages()
-    experiment, options = definition_of({**dict(experiment or {}), **dict(options or {}), **settings})
+    experiment, options, data = define(experiment, data, {**dict(options or {}), **settings})
     folder = RunFolder(options.out) if options.out else None
     federated = load_data(experiment, data, options.data_dir)
     with _local_engine(experiment, federated, options, folder) as engine:
@@ -54,6 +56,22 @@ def run(
             check_unused(folder.path)  # again, now under the lock: another process may have used it
             _create(run, folder, options, federated)
             return _finished(run, folder, options, progress, stop)
+
+
+def define(
+    experiment: Experiment | None, data: Data | None, settings: Mapping[str, Any]
+) -> tuple[Experiment, RunOptions, Data | None]:
+    """Return the checked experiment and options, and the data; the number of clients is theirs unless it is given."""
+    values = {**(experiment.given() if experiment else {}), **settings}
+    if data is None or isinstance(data, FederatedData):
+        return *definition_of(values), data
+    key = column_key(values.get("partition"))
+    held = handed_over(data, key)
+    if experiment is None:
+        values = {"dataset": "arrays", **values}
+    if "clients" not in values and (clients := number_of_clients(held, key)):
+        values["clients"] = clients
+    return *definition_of(values), held
 
 
 def resume(
@@ -113,7 +131,7 @@ def load_data(experiment: Experiment, data: Data | None = None, data_dir: Path |
     if data is not None:
         if experiment.dataset != "arrays":
             raise UserError(f'dataset = {experiment.dataset!r}: data were handed over, so set dataset = "arrays"')
-        return from_arrays(data, experiment)
+        return federate(data, experiment)
     if experiment.dataset == "arrays":
         raise UserError("dataset = 'arrays': hand the data over in Python, e.g. orchard.run(experiment, data=[...])")
     return federated_data(experiment, data_dir)

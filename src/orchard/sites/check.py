@@ -17,6 +17,7 @@ from orchard.engines.client_round import run_client_round
 from orchard.engines.flare.messages import MessageRejected, pack_update
 from orchard.errors import UserError
 from orchard.method import Moment
+from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
@@ -41,6 +42,8 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     agreed = {"scale": known.data.task.scale(), "numbers": numbers and numbers.model_dump(mode="json")}
     now = started(known, {"samples": samples, "shape": known.data.shape, **agreed})
     yield f"model: {now.federation.parameters:,} parameters, on {settings.device}"
+    for finding in findings(plan.experiment, replace(known.data, clients=(now.context.data,)), OF_A_CLIENT):
+        yield f"note: {finding}"
     yield from _dry_round(known, now)
 
 
