@@ -65,7 +65,7 @@ def _strokes() -> tuple[NDArray[Any], NDArray[Any]]:
     return (large + noise).astype(np.float32), (large > 0).astype(np.uint8)
 
 
-def tests_of(task: str, client: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def held_out(task: str, client: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return a client's test data."""
     given = task_arrays(task)[client]
     return np.asarray(given.x_test), np.asarray(given.y_test)

@@ -247,7 +247,7 @@ def test_a_class_that_nobody_agreed_upon_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_for_each_class_is_for_classification_alone(tmp_path: Path) -> None:
     folder = images(tmp_path / "xrays", {"normal": 5, "tumour": 5})
-    with pytest.raises(UserError, match="holds <class>.*, which is for classification"):
+    with pytest.raises(UserError, match=r"holds <class>.*, which is for classification"):
         site_data(folder, "north", 0, Multilabel(("normal", "tumour")), load_experiment())
 
 

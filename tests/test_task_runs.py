@@ -19,7 +19,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import resume
 from orchard.tasks.task import Measures
-from task_data import SETTINGS, task_arrays, tests_of
+from task_data import SETTINGS, task_arrays, held_out
 
 NEW = ("multilabel", "regression", "segmentation")
 every_task = pytest.mark.parametrize("task", NEW)
@@ -128,7 +128,7 @@ def test_a_finding_that_a_client_lacks_is_left_out_and_a_client_without_any_is_n
 
 def measured(model: Path, task: str, client: int) -> Measures:
     """What `predict` measures on a client's test data."""
-    (x, y), file = tests_of(task, client), model.with_suffix(".npz")
+    (x, y), file = held_out(task, client), model.with_suffix(".npz")
     np.savez(file, x=x, y=y)
     predictor = load_predictor(model)
     count, found = predict(predictor, batches([file], predictor), io.StringIO())
@@ -179,7 +179,7 @@ def test_the_card_says_what_the_outputs_mean(task: str, ran: Ran, tmp_path: Path
 def test_predictions_are_in_the_targets_units(ran: Ran, tmp_path: Path) -> None:
     result, folder = ran("regression")
     export_model(folder, "0", tmp_path / "model.safetensors", "last")
-    x, _ = tests_of("regression", 0)
+    x, _ = held_out("regression", 0)
     np.savez(tmp_path / "new.npz", x=x)
     predictor, table = load_predictor(tmp_path / "model.safetensors"), io.StringIO()
     assert predict(predictor, batches([tmp_path / "new.npz"], predictor), table)[1] is None
