@@ -19,7 +19,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import resume
 from orchard.tasks.task import Measures
-from task_data import SETTINGS, task_arrays, held_out
+from task_data import SETTINGS, held_out, task_arrays
 
 NEW = ("multilabel", "regression", "segmentation")
 every_task = pytest.mark.parametrize("task", NEW)
