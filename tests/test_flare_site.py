@@ -22,6 +22,7 @@ from orchard.sites.consortium import FILE
 from orchard.sites.consortium import Consortium as Agreed
 from orchard.sites.kit import mark_kit
 from orchard.tasks.classification import Classification
+from orchard.tasks.multilabel import Multilabel
 from processes import orchard_command
 from sites import SITES, Consortium, small_plan, write_npz
 
@@ -242,6 +243,12 @@ def test_a_class_that_nobody_agreed_upon_is_refused(tmp_path: Path) -> None:
     folder = images(tmp_path / "xrays", {"normal": 5, "tumor": 5})
     with pytest.raises(UserError, match="'tumor' is none of those agreed upon: normal, tumour"):
         site_data(folder, "north", 0, Classification(("normal", "tumour")), load_experiment())
+
+
+def test_a_folder_of_images_is_for_classification_alone(tmp_path: Path) -> None:
+    folder = images(tmp_path / "xrays", {"normal": 5, "tumour": 5})
+    with pytest.raises(UserError, match=r"folders of images tell classes, not what multilabel needs; use an .npz"):
+        site_data(folder, "north", 0, Multilabel(("normal", "tumour")), load_experiment())
 
 
 def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:

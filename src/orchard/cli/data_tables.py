@@ -60,8 +60,8 @@ def distribution_tables(held: "DataDistribution", width: int) -> list[Table]:
 
     Columns that do not fit into `width` go into further tables, so that no number is cut off.
     """
-    totals = held.totals()
-    columns = [[str(k), *(str(n) if n else "·" for n in column)] for k, column in enumerate(totals.T)]
+    totals = held.totals().T if held.predicted().by_class else ()
+    columns = [[str(k), *(str(n) if n else "·" for n in column)] for k, column in enumerate(totals)]
     columns.append(["all", *map(str, held.sizes())])
     if held.groups is not None:
         columns.append(["group", *map(str, held.groups)])
@@ -99,7 +99,9 @@ def _table(names: list[str], columns: list[list[str]]) -> Table:
 
 def class_legend(held: "DataDistribution") -> str:
     """Return a legend of class numbers and names."""
-    return "classes: " + ", ".join(f"{k} {name}" if name != str(k) else name for k, name in enumerate(held.classes))
+    task = held.predicted()
+    numbered = [f"{k} {name}" if name != str(k) else name for k, name in enumerate(held.classes)]
+    return f"{task.nouns[1]}: {', '.join(numbered if task.by_class else held.classes)}"
 
 
 def print_catalogue(data_dir: Path | None) -> None:

@@ -23,7 +23,7 @@ from orchard.runs.comparison import Comparison
 from orchard.runs.files import write_durably
 from orchard.runs.listing import run_summaries
 from orchard.runs.result import ClientResult, Result, RoundFigures
-from orchard.tasks.task import Measure
+from orchard.tasks.task import Task
 from orchard.text import readable
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ def print_result(result: Result, folder: Path | None) -> None:
 def _table(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("client", no_wrap=True)
-    table.add_column("holds, most first", no_wrap=True)
+    if result.task.by_class:
+        table.add_column("holds, most first", no_wrap=True)
     score = result.task.measures[result.task.score]
     for column in ("samples", score.title):
         table.add_column(column, justify="right")
@@ -176,13 +177,14 @@ def _table(result: Result) -> Table:
         table.add_column("self-\nrelationship", justify="right", no_wrap=True)
         table.add_column("helped\nmost by", no_wrap=True)
     for client in result.clients:
-        table.add_row(*_row(client, score))
+        table.add_row(*_row(client, result.task))
     return table
 
 
-def _row(client: ClientResult, score: Measure) -> list[Text]:
+def _row(client: ClientResult, task: Task) -> list[Text]:
     classes = sorted(client.classes, key=lambda name: -client.classes[name])
-    row = [client.name, " ".join(classes), str(client.samples), score.text(client.score)]
+    held = [" ".join(classes)] if task.by_class else []
+    row = [client.name, *held, str(client.samples), task.measures[task.score].text(client.score)]
     if client.self_relationship is not None:
         row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
     return [Text(cell) for cell in row]

@@ -18,7 +18,7 @@ def headings(score: Measure) -> list[str]:
 
 
 def cells(row: Row, score: Measure) -> list[str]:
-    """Return a row as text: accuracies in percent, traffic in megabytes per client and round."""
+    """Return a row as text: shares like accuracy in percent, traffic in megabytes per client and round."""
     spreads = (row.bmcta, row.last, row.validation_selected, row.worst_client)
     return [
         row.label,
@@ -35,7 +35,7 @@ def rich_table(comparison: Comparison) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings(comparison.score):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    best = max(row.bmcta.mean for row in comparison.rows)
+    best = comparison.best().bmcta.mean
     for row in comparison.rows:
         table.add_row(*map(Text, cells(row, comparison.score)), style="bold" if row.bmcta.mean == best else "")
     return table
@@ -77,13 +77,15 @@ def _share(p: float, *, itself: bool) -> Text:
 
 
 def _coloured(gain: str) -> Text:
+    if gain == "–":
+        return Text(gain)
     if float(gain) == 0:
         return Text(gain[1:])
     return Text(gain, style="green" if float(gain) > 0 else "red")
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return the table as CSV in full precision; accuracies are fractions, traffic is in bytes."""
+    """Return the table as CSV in full precision; scores are fractions, traffic is in bytes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     spreads = ("bmcta", "last", "validation_selected", "worst_client")
@@ -105,7 +107,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 def as_latex(comparison: Comparison) -> str:
     """Return the table as LaTeX, for the booktabs package; the best mean in bold."""
-    best, head = max(row.bmcta.mean for row in comparison.rows), headings(comparison.score)
+    best, head = comparison.best().bmcta.mean, [_escaped(heading) for heading in headings(comparison.score)]
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", _latex_line(head), r"\midrule"]
     for row in comparison.rows:
         line = [_escaped(cell) for cell in cells(row, comparison.score)]
@@ -122,4 +124,4 @@ def _latex_line(texts: Sequence[str]) -> str:
 def _escaped(text: str) -> str:
     for character in "&%$#_{}":
         text = text.replace(character, "\\" + character)
-    return text.replace("±", r"$\pm$").replace("–", "--")
+    return text.replace("±", r"$\pm$").replace("–", "--").replace("²", "$^2$")

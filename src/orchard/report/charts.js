@@ -132,10 +132,10 @@ function logTicks(low, high, wanted) {
   return choices.find((ticks) => ticks.length <= wanted) || choices.at(-1);
 }
 
-function scale(low, high, from, to, log = false) {
+function scale(low, high, from, to, log = false, least = -Infinity) {
   const f = log ? Math.log10 : (v) => v;
   const span = f(high) - f(low) || 1;
-  return (v) => from + ((f(v) - f(low)) / span) * (to - from);
+  return (v) => from + ((f(Math.max(v, least)) - f(low)) / span) * (to - from);
 }
 
 function axes(board, box, x, y, spec) {
@@ -155,7 +155,7 @@ function axes(board, box, x, y, spec) {
 
 // --- Lines against rounds or traffic ---
 
-// spec: label, xName, xText, yText, xLog, zero (y starts there), ceiling (y ends there at most),
+// spec: label, xName, xText, yText, xLog, zero (y starts there), floor and ceiling (y goes no further; what is lower is drawn there),
 // series: [{label, style, points: [[x, y]], band: [[x, low, high]], faint, heavy}],
 // together: whether a reading shows all series at one x, or the nearest point alone.
 function lineChart(host, spec) {
@@ -164,14 +164,15 @@ function lineChart(host, spec) {
   const points = spec.series.flatMap((s) => [...s.points, ...(s.band || []).flatMap(([x, a, b]) => [[x, a], [x, b]])]);
   if (!points.length) return nothing(board, spec.empty);
   const xs = points.map((p) => p[0]);
-  const ys = points.map((p) => p[1]);
+  const ys = points.map((p) => Math.max(p[1], spec.floor ?? -Infinity));
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
   let [low, high] = [Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys)];
   const room = (high - low || Math.abs(high) || 1) * 0.05;
   if (low !== spec.zero) low -= room;
+  low = Math.max(low, spec.floor ?? -Infinity);
   high = Math.min(high + room, spec.ceiling ?? Infinity);
   const x = scale(left, right, box.left + 6, box.right - 6, spec.xLog);
-  const y = scale(low, high, box.bottom, box.top);
+  const y = scale(low, high, box.bottom, box.top, false, low);
   const many = Math.max(3, Math.floor((box.right - box.left) / 75));
   const xTicks = spec.xLog ? logTicks(left, right, many) : ticksBetween(left, right, many).filter((t) => t % 1 === 0);
   axes(board, box, x, y, { ...spec, xTicks, yTicks: ticksBetween(low, high, 5) });

@@ -3,7 +3,7 @@
 import warnings
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -41,22 +41,33 @@ WIDE_FONTS = (
 """Common fonts with Chinese, Japanese and Korean characters."""
 
 
+class View(NamedTuple):
+    """A panel of the figure."""
+
+    title: str
+    unit: str
+    rows: list[str]
+    columns: list[str]
+    counts: NDArray[np.int64]
+    """How many samples each row (outer) has in each column (inner)."""
+    totals: NDArray[np.int64]
+    """How many samples each row has; one may count in several columns."""
+
+
 def draw_distribution(held: DataDistribution, title: str, file: Path) -> None:
     """Draw both views into a PNG, SVG or PDF file; its size stays limited for any number of clients."""
     if file.suffix.lower() not in FORMATS:
         raise UserError(f"{file}: figures are written as {', '.join(FORMATS)}")
-    totals, clients, classes = held.totals(), held.clients, held.classes
-    widths = [min(CELL_WIDTH * n, LARGEST_SIDE) for n in (len(clients), len(classes))]
-    height = min(CELL_HEIGHT * max(len(clients), len(classes)), LARGEST_SIDE)
+    views = _views(held)
+    widths = [min(CELL_WIDTH * len(view.columns), LARGEST_SIDE) for view in views]
+    height = min(CELL_HEIGHT * max(len(view.rows) for view in views), LARGEST_SIDE)
     with rc_context({"font.family": fonts()}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # a box in the figure shows it
         figure = Figure(figsize=(3.4 + sum(widths), 2.0 + height), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=widths)
+        panels = figure.subplots(1, len(views), width_ratios=widths, squeeze=False)[0]
         figure.suptitle(title, parse_math=False)
-        cells = [(w / n, height / m) for w, n, m in zip(widths, totals.shape, totals.shape[::-1], strict=True)]
-        _draw_shares(left, totals.T, (classes, clients), cells[0], "Where each class goes", "share of the class, %")
-        unit = "share of the client's samples, %"
-        _draw_shares(right, totals, (clients, classes), cells[1], "What each client holds", unit)
+        for axes, view, width in zip(panels, views, widths, strict=True):
+            _draw_shares(axes, view, width / len(view.columns), height / len(view.rows))
         try:
             figure.savefig(file, dpi=DPI)
         except OSError as error:
@@ -69,20 +80,27 @@ def fonts() -> list[str]:
     return ["DejaVu Sans", *(name for name in WIDE_FONTS if name in installed)]
 
 
-def _draw_shares(
-    axes: Axes,
-    counts: NDArray[np.int64],
-    names: tuple[list[str], list[str]],
-    cell: tuple[float, float],
-    title: str,
-    unit: str,
-) -> None:
-    """Draw how each row is divided among the columns, with percentages and row totals where they fit."""
-    (rows, columns), (width, height) = names, cell
-    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+def _views(held: DataDistribution) -> list[View]:
+    """Return where each class goes and what each client holds; where samples do not differ, only where they go."""
+    task, totals, sizes = held.predicted(), held.totals(), held.sizes()
+    if not task.by_class:
+        unit = "share of all samples, %"
+        return [View("Where the samples go", unit, ["samples"], held.clients, sizes[None], sizes.sum(keepdims=True))]
+    noun, unit = task.nouns[0], "share of the client's samples, %"
+    goes, whole = f"Where each {noun} goes", totals.sum(axis=0)
+    return [
+        View(goes, f"share of the {noun}, %", held.classes, held.clients, totals.T, whole),
+        View("What each client holds", unit, held.clients, held.classes, totals, sizes),
+    ]
+
+
+def _draw_shares(axes: Axes, view: View, width: float, height: float) -> None:
+    """Draw the share of each row that the columns have, with percentages and row totals where they fit."""
+    counts, unit = view.counts, view.unit
+    shares = 100 * counts / np.maximum(view.totals, 1)[:, None]
     numbered = width >= NUMBER_WIDTH and height >= LINE_HEIGHT
     darkest = 100.0 if numbered else float(shares.max())  # with many columns, all shares are small
-    sharp = min(cell) * DPI >= 1  # else cells are smaller than pixels: average neighbours
+    sharp = min(width, height) * DPI >= 1  # else cells are smaller than pixels: average neighbours
     smoothing = "nearest" if sharp else "auto"
     axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=darkest, aspect="auto", interpolation=smoothing)
     for i, j in np.argwhere(counts) if numbered else ():
@@ -92,13 +110,13 @@ def _draw_shares(
         unit += f", darkest: {darkest:.2g}"
     if height >= LINE_HEIGHT:
         unit += "; row totals at the right"
-        for i, total in enumerate(counts.sum(axis=1)):
+        for i, total in enumerate(view.totals):
             axes.annotate(
                 f"{total:,}", (1, i), (4, 0), axes.get_yaxis_transform(), "offset points", va="center", **SMALL_PRINT
             )
-    axes.set_title(title, fontsize=10, pad=14)
+    axes.set_title(view.title, fontsize=10, pad=14)
     axes.annotate(unit, (0.5, 1), (0, 3), "axes fraction", "offset points", ha="center", **SMALL_PRINT)
-    for axis, labels, room in ((axes.xaxis, columns, width), (axes.yaxis, rows, height)):
+    for axis, labels, room in ((axes.xaxis, view.columns, width), (axes.yaxis, view.rows, height)):
         ticks = range(0, len(labels), ceil(LINE_HEIGHT / room))  # if they do not all fit, every second, third, …
         axis.set_ticks(ticks, [shortened(labels[k], LABEL_LENGTH) for k in ticks], fontsize=7)
         for label in axis.get_ticklabels():

@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from numpy.typing import NDArray
 
 from orchard.errors import UserError
-from orchard.runs.result import Result
+from orchard.runs.result import Result, mean_over_clients
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -56,8 +56,9 @@ def _write_round(writer: "SummaryWriter", result: Result, r: int) -> None:
         for client, value in zip(result.distribution.clients, values, strict=True):
             if not np.isnan(value):
                 writer.add_scalar(f"{name}/{client}", value, r + 1)
-    if not np.isnan(scores).any():
-        writer.add_scalar(f"mean test {title}", scores.mean(), r + 1)
+    mean = mean_over_clients(result.scores())[r]
+    if not np.isnan(mean):
+        writer.add_scalar(f"mean test {title}", mean, r + 1)
     _write_relationships(writer, result, r + 1)
 
 

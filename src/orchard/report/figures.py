@@ -123,6 +123,7 @@ def _convergence(content: Content) -> Figure:
             low, high = (np.where(np.isnan(means), np.nan, edge(scores)) for edge in (_lowest, _highest))
             right.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
     _name(left, "round", "training loss")
+    right.set_ylim(bottom=max(right.get_ylim()[0], score_of(content).floor()))
     _name(right, "round", f"mean client test {score_of(content).title}")
     _in_percent(right, content)
     return _with_legend(figure, left)
@@ -141,7 +142,7 @@ def _clients(content: Content) -> Figure:
         axes.bar(places + offset, values, bar, color=style["color"], label=run.label, edgecolor="white", linewidth=0.3)
     lowest = np.nanmin([np.array(run.clients, dtype=np.float64) for run in runs])
     bottom = lowest - 0.1 * (1 - lowest) - 0.02  # the differences are near the top
-    axes.set_ylim(max(0, bottom) if lowest >= 0 else bottom, 1)
+    axes.set_ylim(max(bottom, 0 if lowest >= 0 else score_of(content).floor()), 1)
     axes.set_xticks(places, [shortened(name, 18) for name in names], rotation=30 if len(names) > 8 else 0)
     _name(axes, "", f"test {score_of(content).title}")
     axes.grid(visible=False, axis="x")

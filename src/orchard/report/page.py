@@ -12,11 +12,11 @@ from string import Template
 from typing import Any
 
 from orchard import __version__
-from orchard.data.clients import DataDistribution
 from orchard.errors import UserError
 from orchard.report.content import Content, content_of
 from orchard.report.story import overview, story
 from orchard.runs.folder import RunFolder
+from orchard.tasks.task import Task
 
 MEANINGS = {
     "classification": "Accuracy is the share of a client's own test cases that its model gets right. BMCTA is the best "
@@ -43,26 +43,29 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
 
 def page_data(content: Content) -> dict[str, Any]:
     """Return everything that the page shows, as values for JSON."""
+    task = content.distribution.predicted()
     return {
         "title": content.title,
         "clients": content.distribution.clients,
         "classes": content.distribution.classes,
         "counts": content.distribution.totals().tolist(),
+        "noun": task.nouns[0],
+        "by_class": task.by_class,
         "sizes": content.distribution.sizes().tolist(),
-        "score": score_data(content.distribution),
+        "score": score_data(task),
         "overview": overview(content),
         "runs": [{**asdict(run), "story": story(content, run)} for run in content.runs],
     }
 
 
-def score_data(distribution: DataDistribution) -> dict[str, Any]:
-    """Return what the task's score is called, what it means, and whether it is read in percent."""
-    task = distribution.predicted()
+def score_data(task: Task) -> dict[str, Any]:
+    """Return what the task's score is called, what it means, and how it is drawn."""
     score = task.measures[task.score]
     return {
         "title": score.title,
-        "best": score.best_mean(),
+        "best": score.best_mean().replace("best", "Best"),
         "percent": score.percent,
+        "floor": score.floor(),
         "meaning": MEANINGS[task.name],
     }
 

@@ -48,6 +48,9 @@ function drawHeader() {
   byId("title").textContent = data.title;
   byId("score-meaning").textContent = data.score.meaning;
   byId("score-title").textContent = `Test ${data.score.title}`;
+  byId("traffic-title").textContent = `Test ${data.score.title} against traffic`;
+  byId("dealt-title").textContent = `Where each ${data.noun} goes`;
+  byId("holdings").hidden = !data.by_class;
   byId("story").replaceChildren();
   for (const sentences of [data.overview, focus().story]) if (sentences.length) element("p", {}, byId("story"), sentences.join(" "));
   drawTiles();
@@ -122,7 +125,7 @@ function drawTraining() {
   }
   byId("score-note").textContent = `mean of the clients; the band is ${run.label}, worst to best client, the dotted line ${client}`;
   const common = { xName: "round", xText: String, xTitle: afterRound, together: true, empty: emptyText(shown) };
-  const text = { yText: axisText, valueText: (v) => scoreText(v, 2), ceiling: 1 };
+  const text = { yText: axisText, valueText: (v) => scoreText(v, 2), floor: data.score.floor, ceiling: 1 };
   lineChart(byId("score"), { label: `Mean test ${data.score.title} by round`, series, ...common, ...text });
   const losses = shown.map((other) => ({
     label: other.label,
@@ -161,7 +164,7 @@ function drawTraffic() {
     series.push({ label: alone.label, style: ALONE, points: line, read });
   }
   const text = { xName: "traffic of one client so far", xText: megabytes, yText: axisText, xLog: true };
-  lineChart(byId("traffic"), { label: `Test ${data.score.title} against traffic`, series, ceiling: 1, empty: emptyText(senders), ...text });
+  lineChart(byId("traffic"), { label: `Test ${data.score.title} against traffic`, series, floor: data.score.floor, ceiling: 1, empty: emptyText(senders), ...text });
 }
 
 // --- What each client gets ---
@@ -189,6 +192,7 @@ function drawClients() {
     chosen: rows.indexOf(chosen.client),
     series,
     base: gains ? rows.map(() => 0) : alone ? pick(alone.clients) : undefined,
+    floor: gains ? undefined : data.score.floor,
     ceiling: gains ? undefined : 1,
     xName: gains ? `${data.score.percent ? "percentage points" : "gain"} over training alone` : `test ${data.score.title}`,
     xText: (v) => (gains && data.score.percent ? String(+(100 * v).toFixed(1)) : axisText(v)),
@@ -209,7 +213,7 @@ function drawClientsTable() {
     element("td", {}, row, data.sizes[i].toLocaleString("en"));
     for (const run of data.runs) {
       const cell = element("td", {}, row, scoreText(run.clients[i]));
-      if (run.gains && run.gains[i] !== null) element("small", run.gains[i] < 0 ? { class: "loss" } : {}, cell, ` (${points(run.gains[i])})`);
+      if (run.gains && run.gains[i] !== null) element("small", run.gains[i] < 0 ? { class: "loss" } : {}, cell, ` (${gainText(run.gains[i])})`);
     }
   });
 }
@@ -226,25 +230,25 @@ function drawHoldings() {
       label,
       rows: byClient ? data.clients : data.classes,
       columns: byClient ? data.classes : data.clients,
-      rowsName: byClient ? "client" : "class",
-      columnsName: byClient ? "class" : "client",
+      rowsName: byClient ? "client" : data.noun,
+      columnsName: byClient ? data.noun : "client",
       chosen: byClient ? chosen.client : undefined,
       digits: 3,
       fill: (a, b) => ["--pos", share(...at(a, b))],
       text: (a, b) => (data.counts[at(a, b)[0]][at(a, b)[1]] ? `${Math.max(1, Math.round(100 * share(...at(a, b))))}` : ""),
-      title: (a, b) => `${data.clients[at(a, b)[0]]}, class ${data.classes[at(a, b)[1]]}`,
+      title: (a, b) => `${data.clients[at(a, b)[0]]}, ${data.noun} ${data.classes[at(a, b)[1]]}`,
       lines: (a, b) => {
         const [i, k] = at(a, b);
         return [
           { label: "samples", value: data.counts[i][k].toLocaleString("en") },
           { label: "of the client's", value: percent(data.counts[i][k] / Math.max(1, down[i])) },
-          { label: "of the class", value: percent(data.counts[i][k] / Math.max(1, across[k])) },
+          { label: `of the ${data.noun}`, value: percent(data.counts[i][k] / Math.max(1, across[k])) },
         ];
       },
     });
   };
   map("held", "What each client holds", true);
-  map("dealt", "Where each class goes", false);
+  map("dealt", `Where each ${data.noun} goes`, false);
 }
 
 // --- Run it again ---

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, isnan, nan
 from statistics import mean, stdev
 
 import numpy as np
@@ -21,6 +22,8 @@ class Spread:
 
     def text(self, scale: float = 100) -> str:
         """Return mean and deviation, by default in percent."""
+        if isnan(self.mean):
+            return "–"
         digits = 2 if scale == 100 else 3
         spread = "" if self.deviation is None else f" ± {scale * self.deviation:.{digits}f}"
         return f"{scale * self.mean:.{digits}f}{spread}"
@@ -69,6 +72,10 @@ class Comparison:
     groups: list[int] | None = None
     """The group of each client, if they were dealt into groups that differ."""
 
+    def best(self) -> Row:
+        """Return the row with the best mean."""
+        return max(self.rows, key=lambda row: -inf if isnan(row.bmcta.mean) else row.bmcta.mean)
+
 
 def compare(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop: Stop | None = None) -> Comparison:
     """Run every contender with every seed, or reuse finished runs; return the table."""
@@ -99,7 +106,7 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
         bmcta=Spread.of([f.best.score for f in figures]),
         last=Spread.of([f.last.score for f in figures]),
         validation_selected=Spread.of([f.validation_selected.score for f in figures]),
-        worst_client=Spread.of([min(f.clients) for f in figures]),
+        worst_client=Spread.of([_lowest(f.clients) for f in figures]),
         worse_than_alone=worse,
         bytes_up=mean(result.bytes_up / n for result, n in zip(results, turns, strict=True)),
         bytes_down=mean(result.bytes_down / n for result, n in zip(results, turns, strict=True)),
@@ -107,3 +114,8 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
         clients=[mean(values) for values in zip(*(f.clients for f in figures), strict=True)],
         relationships=np.mean([matrices[-1] for matrices in known], axis=0).tolist() if known else None,
     )
+
+
+def _lowest(scores: Sequence[float]) -> float:
+    """Return the lowest of the scores that are defined."""
+    return min((score for score in scores if not isnan(score)), default=nan)

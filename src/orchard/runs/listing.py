@@ -45,7 +45,9 @@ def _listed(folder: RunFolder) -> RunSummary:
     means = mean_over_clients(result.scores()) if result else np.full(1, np.nan)
     best = "-"
     if result and not np.isnan(means).all():
-        best = result.task.measures[result.task.score].text(float(np.nanmax(means)), 2)
+        score = result.task.measures[result.task.score]
+        best = score.text(float(np.nanmax(means)), 2)
+        best = best if score.title == "accuracy" else f"{score.title} {best}"
     about = folder.read("environment.json")
     if not about:
         raise UserError(f"{folder.path}: was stopped before it began")

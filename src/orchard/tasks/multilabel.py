@@ -36,6 +36,7 @@ class Multilabel(Task):
     score = "auroc"
     measures: ClassVar = {"auroc": Measure("AUROC"), "average_precision": Measure("average precision")}
     counted = "samples with each finding"
+    nouns = ("finding", "findings")
 
     @classmethod
     def targets(cls, y: Array, place: str) -> Tensor:

@@ -22,6 +22,8 @@ from orchard.errors import UserError
 from orchard.tasks.task import Array, Measure, Measures, Moments, Rows, Task, finite_rows, mean_of_defined
 
 STRATA = 5
+ROUNDING = 1e-12
+"""A smaller deviation, relative to the mean, is one of rounding: the targets are constant."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Regression(Task):
     measures: ClassVar = {"r2": Measure("R²", low=-math.inf), "mae": Measure("MAE", high=math.inf)}
     targets_are: ClassVar[str] = "numbers to predict"
     counted: ClassVar[str] = "samples"
+    nouns: ClassVar[tuple[str, str]] = ("target", "targets")
+    by_class: ClassVar[bool] = False
 
     @classmethod
     def targets(cls, y: Array, place: str) -> Tensor:
@@ -89,7 +93,8 @@ class Regression(Task):
         error = true - self.predicted(outputs)
         spreads = (true - true.mean(0)).square().sum(0).tolist()
         left = error.square().sum(0).tolist()
-        explained = [1 - e / s if s > 0 else None for e, s in zip(left, spreads, strict=True)]
+        varies = (true.amax(0) > true.amin(0)).tolist()  # the spread of equal numbers may be just above 0
+        explained = [1 - e / s if v else None for e, s, v in zip(left, spreads, varies, strict=True)]
         return {"r2": mean_of_defined(explained), "mae": float(error.abs().mean())}
 
     def strata(self, y: Tensor) -> Tensor:
@@ -126,7 +131,8 @@ class Regression(Task):
         count, means, squares = table[:, :1], table[:, 1 : 1 + size], table[:, 1 + size :]
         mean = (count * means).sum(0) / count.sum()
         variance = (squares + count * (means - mean) ** 2).sum(0) / count.sum()
-        deviation = np.where(variance > 0, np.sqrt(variance), 1.0)
+        deviation = np.sqrt(variance)
+        deviation = np.where(deviation > ROUNDING * np.abs(mean), deviation, 1.0)
         return replace(self, mean=tuple(mean.tolist()), deviation=tuple(deviation.tolist()))
 
     def scale(self) -> list[list[float]] | None:

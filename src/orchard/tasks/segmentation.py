@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchard.errors import UserError
-from orchard.tasks.classification import check_labels, confusion_matrix
+from orchard.tasks.classification import check_labels, confusion_matrix, is_whole
 from orchard.tasks.task import Array, Measure, Measures, Rows, Task, share_loss
 
 LARGEST_LABEL = 255
@@ -34,7 +34,7 @@ class Segmentation(Task):
     @classmethod
     def targets(cls, y: Array, place: str) -> Tensor:
         """Return a whole number for each pixel of each sample."""
-        if y.dtype == np.bool_:
+        if y.dtype == np.bool_ or is_whole(y):
             y = y.astype(np.int64)
         if y.ndim not in (3, 4) or not np.issubdtype(y.dtype, np.integer):
             raise UserError(f"{place}: expected a whole number for each pixel, n×h×w, not {y.dtype} of shape {y.shape}")

@@ -33,12 +33,18 @@ class Measure:
             return "–"
         return f"{100 * value:.{digits}f} %" if self.percent else f"{value:.{digits + 2}f}"
 
+    def floor(self) -> float:
+        """Return where charts begin at the lowest: one failing model must not flatten all others."""
+        return max(self.low, -1.0)
+
     def best_mean(self) -> str:
         """Name the best mean over clients of this measure on test data; of accuracy the paper does."""
         return "BMCTA" if self.title == "accuracy" else f"best mean {self.title}"
 
     def difference(self, value: float, digits: int = 1) -> str:
         """Return a difference between two values, with its sign; percentages differ by points."""
+        if math.isnan(value):
+            return "–"
         return f"{100 * value:+.{digits}f}" if self.percent else f"{value:+.{digits + 2}f}"
 
 
@@ -54,6 +60,10 @@ class Task(ABC):
     """The measure that rounds are selected by; higher is better."""
     measures: ClassVar[Mapping[str, Measure]]
     targets_are: ClassVar[str] = "labels"
+    nouns: ClassVar[tuple[str, str]] = ("class", "classes")
+    """What people call one of the classes, and several."""
+    by_class: ClassVar[bool] = True
+    """Whether samples differ in the classes they hold; in regression each has every target."""
     counted: ClassVar[str] = "samples of each class"
     """What `counts` counts."""
 
@@ -152,5 +162,5 @@ def average_precision(scores: Tensor, positive: Tensor) -> float | None:
     ranked, hits = scores[order], positive[order].double().cumsum(0)
     last = torch.cat([ranked[1:] != ranked[:-1], torch.ones(1, dtype=torch.bool)])  # of equal scores
     found, seen = hits[last], torch.arange(1, len(scores) + 1, dtype=torch.float64)[last]
-    gained = torch.diff(found, prepend=torch.zeros(1, dtype=torch.float64)) / found[-1]
-    return float((gained * found / seen).sum())
+    gained = torch.diff(found, prepend=torch.zeros(1, dtype=torch.float64))
+    return float((gained * found / seen).sum() / found[-1])  # divided last, so that rounding never gives more than 1

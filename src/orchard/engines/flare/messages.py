@@ -29,6 +29,7 @@ WIRE = np.dtype("<f4")
 CATEGORY = re.compile(r"[a-z][a-z -]{0,39}")
 VERSION = re.compile(r"[0-9A-Za-z.+-]{1,32}")
 LARGEST_COUNT = 2**40
+LARGEST_TARGET = float(np.finfo(np.float32).max)
 DATA_PARTS = ("train", "validation", "test")
 FIGURES = ("after_training", "after_aggregation", "after_finetuning")
 
@@ -216,10 +217,11 @@ def _moments(value: object, task: Task, samples: int) -> Moments:
         raise MessageRejected("malformed")
     if not size:
         return ()
-    moments = [_number(figure, -math.inf, math.inf) for figure in value]
-    if moments[0] != samples or min(moments[1 + size :]) < 0:
+    if value[0] != samples:
         raise MessageRejected("malformed")
-    return moments
+    means = [_number(mean, -LARGEST_TARGET, LARGEST_TARGET) for mean in value[1 : 1 + size]]
+    squares = [_number(square, 0.0, samples * LARGEST_TARGET**2) for square in value[1 + size :]]
+    return [float(samples), *means, *squares]
 
 
 def version_of(message: Message) -> str:
