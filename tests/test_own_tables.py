@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import orchard
-from orchard.data.clients import federated_data
+from orchard.data.division import federated_data
 from orchard.experiment import load_experiment
 from orchard.export.export import export_model
 from orchard.sites.plan import Agreement, Plan

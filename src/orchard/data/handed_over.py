@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 
-from orchard.data.clients import ClientArrays, FederatedData, check_partition, divide, from_arrays, shifted
+from orchard.data.client_arrays import ClientArrays, from_arrays
+from orchard.data.clients import FederatedData
+from orchard.data.division import check_partition, divide, shifted
 from orchard.data.image_folders import grey_or_colour
 from orchard.data.own import dataset_of_arrays, part_keys
 from orchard.data.owners import count_owners

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from orchard.core.models import find_factory
-from orchard.data.clients import FederatedData, federated_data
+from orchard.data.clients import FederatedData
+from orchard.data.division import federated_data
 from orchard.data.handed_over import federate, handed_over, number_of_clients
 from orchard.data.partitions import column_key
 from orchard.engines.local import LocalEngine
