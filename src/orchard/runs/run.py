@@ -66,11 +66,10 @@ def define(
     values = {**(experiment.given() if experiment else {}), **settings}
     if data is None or isinstance(data, FederatedData):
         return *definition_of(values), data
-    key = column_key(values.get("partition"))
-    held = handed_over(data, key)
+    held = handed_over(data, column_key(values.get("partition")))
     if experiment is None:
         values = {"dataset": "arrays", **values}
-    if "clients" not in values and (clients := number_of_clients(held, key)):
+    if "clients" not in values and (clients := number_of_clients(held, values)):
         values["clients"] = clients
     return *definition_of(values), held
 
