@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from orchard.data.clients import ClientArrays
+from orchard.data.client_arrays import ClientArrays
 from orchard.data.partitions import Practical, partition_matrix
 
 CLIENTS = 12

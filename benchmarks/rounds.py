@@ -18,7 +18,7 @@ from federations import CLIENTS, practical_images
 from measuring import Clock, Figure
 from orchard.core import evaluation, training
 from orchard.core.training import ClientContext
-from orchard.data.clients import ClientArrays
+from orchard.data.client_arrays import ClientArrays
 from orchard.engines import client_round
 from orchard.methods import apple
 from orchard.methods.fedfomo import FedFomoClient, FedFomoServer

@@ -12,7 +12,7 @@ from threading import Barrier, get_ident
 from federations import CLIENTS, practical_images
 from measuring import Figure, ratios
 from orchard.core.contract import Download
-from orchard.data.clients import from_arrays
+from orchard.data.client_arrays import from_arrays
 from orchard.engines.local import LocalEngine
 from orchard.experiment import Experiment, RunOptions
 from orchard.runs.loop import new_run

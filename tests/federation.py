@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import tomli_w
 
-from orchard.data.clients import ClientArrays, federated_data
+from orchard.data.client_arrays import ClientArrays
+from orchard.data.division import federated_data
 from orchard.experiment import load_experiment
 from orchard.sites.consortium import Consortium
 from orchard.sites.provision import make_kits

@@ -15,7 +15,8 @@ import orchard
 from orchard.core.contract import Client, ClientUpdate, Download, Server
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext
-from orchard.data.clients import ClientArrays, FederatedData, from_arrays
+from orchard.data.client_arrays import ClientArrays, from_arrays
+from orchard.data.clients import FederatedData
 from orchard.engines.client_round import run_client_round
 from orchard.engines.memory import share
 from orchard.experiment import Experiment, load_experiment

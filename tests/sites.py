@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from helpers import small_arrays, small_experiment
-from orchard.data.clients import ClientArrays
+from orchard.data.client_arrays import ClientArrays
 from orchard.engines.flare.messages import Message
 from orchard.experiment import Experiment
 from orchard.runs.result import Result

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 from torch.nn import functional
 
-from orchard.data.clients import ClientArrays
+from orchard.data.client_arrays import ClientArrays
 from orchard.data.datasets import DIGITS
 from orchard.data.readers import read_npz
 

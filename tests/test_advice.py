@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from helpers import small_arrays, small_experiment
-from orchard.data.clients import DataDistribution, from_arrays
+from orchard.data.client_arrays import from_arrays
+from orchard.data.clients import DataDistribution
 from orchard.runs.advice import advice, guessing
 from processes import orchard_command
 

@@ -10,7 +10,8 @@ import torch
 import orchard
 from helpers import small_arrays, small_experiment, small_run
 from orchard.data.axes import Layout
-from orchard.data.clients import federated_data, from_arrays
+from orchard.data.client_arrays import from_arrays
+from orchard.data.division import federated_data
 from orchard.data.samples import as_inputs
 from orchard.data.site import site_data
 from orchard.errors import UserError

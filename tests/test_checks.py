@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import orchard
 from helpers import SMALL, small_arrays, small_experiment, small_run
 from orchard.cli.progress import say_if_loss_stays
-from orchard.data.clients import ClientArrays, FederatedData, from_arrays
+from orchard.data.client_arrays import ClientArrays, from_arrays
+from orchard.data.clients import FederatedData
 from orchard.runs.checks import (
     OF_A_CLIENT,
     classes_without_samples,

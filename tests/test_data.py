@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import REAL_DATA, needs_mnist, small_arrays, small_experiment
-from orchard.data.clients import ClientArrays, divide, from_arrays
+from orchard.data.client_arrays import ClientArrays, from_arrays
 from orchard.data.datasets import load_dataset
+from orchard.data.division import divide
 from orchard.data.readers import read_idx
 from orchard.data.samples import as_samples, image_inputs
 from orchard.errors import UserError

@@ -22,7 +22,8 @@ from helpers import small_arrays, small_experiment
 from orchard.cli.data_tables import class_legend, distribution_tables
 from orchard.cli.display import print_result
 from orchard.cli.tables import gains_table, rich_table
-from orchard.data.clients import ClientArrays, DataDistribution, from_arrays
+from orchard.data.client_arrays import ClientArrays, from_arrays
+from orchard.data.clients import DataDistribution
 from orchard.experiment import Experiment
 from orchard.report.distribution import draw_distribution
 from orchard.runs.comparison import Comparison, Row, Spread

@@ -14,7 +14,7 @@ import orchard
 from helpers import Dropping, SmallFederation, federation_of, small_arrays, small_data, small_experiment, small_run
 from orchard.core.contract import ClientUpdate, Download, Failure, Vectors
 from orchard.core.training import ClientContext, NotFinite
-from orchard.data.clients import from_arrays
+from orchard.data.client_arrays import from_arrays
 from orchard.engines.client_round import run_client_round
 from orchard.engines.local import LocalEngine
 from orchard.engines.memory import share

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import orchard
 from helpers import small_arrays, small_run
-from orchard.data.clients import ClientArrays, from_arrays
+from orchard.data.client_arrays import ClientArrays, from_arrays
 from orchard.export.export import export_model
 from orchard.export.predict import batches, load_predictor, predict
 from orchard.export.trained_model import Choice

@@ -17,7 +17,7 @@ from orchard.sites.record import SiteRecord
 pytest.importorskip("nvflare")
 
 from federation import Federation, digits, ended
-from orchard.data.clients import ClientArrays
+from orchard.data.client_arrays import ClientArrays
 
 PRIVATE = ("relationships", "alpha", "time", "seconds")
 

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import orchard
 from helpers import DRAW, SMALL, small_arrays
-from orchard.data.clients import ClientArrays, FederatedData
+from orchard.data.client_arrays import ClientArrays
+from orchard.data.clients import FederatedData
 from orchard.data.handed_over import federate, handed_over
 from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment

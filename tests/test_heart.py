@@ -8,7 +8,8 @@ import torch
 
 import orchard
 from helpers import REAL_DATA
-from orchard.data.clients import ClientData, federated_data, standardised
+from orchard.data.clients import ClientData
+from orchard.data.division import federated_data, standardised
 from orchard.data.encoding import FeatureColumn, Schema
 from orchard.data.heart import read_heart_disease
 from orchard.data.samples import Samples

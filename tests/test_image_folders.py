@@ -9,8 +9,8 @@ from PIL import Image
 
 import orchard
 from helpers import some_images
-from orchard.data.clients import federated_data
 from orchard.data.datasets import load_dataset
+from orchard.data.division import federated_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
 

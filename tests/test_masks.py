@@ -12,8 +12,8 @@ from PIL import Image
 
 import orchard
 from helpers import some_images
-from orchard.data.clients import federated_data
 from orchard.data.datasets import load_dataset
+from orchard.data.division import federated_data
 from orchard.data.masks import write_mask
 from orchard.data.medical import MedicalSettings, read_label_map
 from orchard.data.site import site_data

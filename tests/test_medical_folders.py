@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors import safe_open
 
 import orchard
-from orchard.data.clients import federated_data
 from orchard.data.datasets import load_dataset
+from orchard.data.division import federated_data
 from orchard.data.medical import MedicalSettings, read_medical
 from orchard.data.site import site_data
 from orchard.errors import DataWarning, UserError

@@ -5,7 +5,7 @@ import torch
 
 import orchard
 from helpers import method, small_arrays, small_experiment, small_run
-from orchard.data.clients import from_arrays
+from orchard.data.client_arrays import from_arrays
 from orchard.methods.registry import BUILT_IN
 from test_vector import Residual
 

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import DRAW, some_images
-from orchard.data.clients import federated_data
 from orchard.data.datasets import load_dataset
+from orchard.data.division import federated_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
 from orchard.runs.folder import free_folder

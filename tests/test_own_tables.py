@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import orchard
-from orchard.data.clients import federated_data
+from orchard.data.division import federated_data
 from orchard.experiment import load_experiment
 from orchard.export.export import export_model
 from orchard.sites.plan import Agreement, Plan
@@ -168,6 +168,21 @@ def test_what_does_not_fit_is_refused_before_training(table: Path, changes: dict
     with pytest.raises(orchard.UserError) as refusal:
         orchard.run(dataset=str(table), **{**FAST, **changes})
     assert message.lower() in str(refusal.value).lower()
+
+
+def test_data_frames_are_handed_over_as_files_are(table: Path) -> None:
+    whole = pd.read_csv(table)
+    from_file = orchard.run(dataset=str(table), table=settings(), **FAST)
+    in_one = orchard.run(data=whole, table=settings(), **FAST)
+    by_name = {name: rows.drop(columns="hospital") for name, rows in whole.groupby("hospital")}
+    apart = orchard.run(data=by_name, table=settings(site=None), **FAST)
+    for handed in (in_one, apart):
+        assert handed.distribution.clients == from_file.distribution.clients
+        np.testing.assert_array_equal(handed.scores(), from_file.scores())
+    divided = settings(site=None, drop=["stay", "hospital"])
+    assert orchard.run(data=whole, table=divided, partition="iid", clients=2, **FAST).federation.clients == 2
+    with pytest.raises(orchard.UserError, match="say which column to predict"):
+        orchard.run(data=whole, **FAST)
 
 
 # --- Separate sites ---

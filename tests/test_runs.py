@@ -13,7 +13,7 @@ import orchard
 from helpers import REAL_DATA, measures, needs_mnist, small_arrays, small_experiment, small_run
 from orchard.core.contract import ClientUpdate, Failure
 from orchard.core.evaluation import Scores
-from orchard.data.clients import from_arrays
+from orchard.data.client_arrays import from_arrays
 from orchard.experiment import Experiment, RunOptions, load_definition, load_experiment
 from orchard.runs.metrics import Exchange, Round
 from orchard.runs.result import Result

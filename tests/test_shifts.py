@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 import orchard
 from helpers import classes, small_arrays, small_experiment, small_run
 from orchard.data.catalogue import CATALOGUE
-from orchard.data.clients import FederatedData, federated_data, from_arrays
+from orchard.data.client_arrays import from_arrays
+from orchard.data.clients import FederatedData
 from orchard.data.datasets import DIGITS, FORMS
+from orchard.data.division import federated_data
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples
 from orchard.data.shifts import ShiftSettings, groups_of, shift_samples

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchard.lazy import attribute
 
 if TYPE_CHECKING:
-    from orchard.data.clients import ClientArrays
+    from orchard.data.client_arrays import ClientArrays
     from orchard.errors import RunFailed, Stopped, UserError
     from orchard.experiment import Experiment, RunOptions, load_experiment
     from orchard.runs.checks import check
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "orchard.data.clients": ("ClientArrays",),
+    "orchard.data.client_arrays": ("ClientArrays",),
     "orchard.errors": ("RunFailed", "Stopped", "UserError"),
     "orchard.experiment": ("Experiment", "RunOptions", "load_experiment"),
     "orchard.runs.checks": ("check",),

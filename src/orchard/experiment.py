@@ -208,7 +208,7 @@ def _dataset_defaults(dataset: str, table: Any, volumes: bool) -> Mapping[str, A
     folder = own_folder(dataset)  # first: it refuses a path that cannot be opened
     if table is not None or (dataset not in NAMES and is_table(Path(dataset))):
         sites = {} if dataset in NAMES else _sites(Path(dataset), table)
-        return {**TABLE_DEFAULTS, **sites}
+        return {**DEFAULTS.get(dataset, {}), **TABLE_DEFAULTS, **sites}
     return _folder_defaults(folder, volumes) if folder else DEFAULTS.get(dataset, {})
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from orchard.cli.data_tables import class_legend, distribution_tables, output
 from orchard.cli.options import make_folder
 from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, relationship_table, rich_table
-from orchard.data.clients import federated_data
+from orchard.data.division import federated_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.runs.advice import advice

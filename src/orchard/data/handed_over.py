@@ -8,13 +8,14 @@ One client's data, or all data together, come in one of these forms:
     torch.utils.data.Dataset                map-style, with items (x, y); read once, into memory
     a Hugging Face dataset                  with columns named as in `SAMPLE_NAMES` and `TARGET_NAMES`; read once too
     ClientArrays                            of one client
+    a pandas DataFrame                      whose columns the experiment's `[table]` describes
 
 Those of clients are in a list, or in a mapping from their names.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,44 +23,83 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 
-from orchard.data.clients import ClientArrays, FederatedData, check_partition, divide, from_arrays, shifted
+from orchard.data.client_arrays import ClientArrays, from_arrays
+from orchard.data.clients import FederatedData
+from orchard.data.division import check_partition, divide, shifted
 from orchard.data.image_folders import grey_or_colour
 from orchard.data.own import dataset_of_arrays, part_keys
+from orchard.data.own_tables import dataset_of_tables, divided_by_site, settings_of
 from orchard.data.owners import count_owners
 from orchard.data.partitions import column_key
+from orchard.data.tables import as_table
+from orchard.data.targets import rows_by_site
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 
-HandedOver = list[ClientArrays] | dict[str, NDArray[Any]]
-"""Each client's arrays, or the arrays of all clients together by name."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables that were handed over: each site's under its name, or one under the name "data"."""
+
+    frames: dict[str, "DataFrame"]
+    by_site: bool
+
+
+HandedOver = list[ClientArrays] | dict[str, NDArray[Any]] | Tables
+"""Each client's arrays, the arrays of all clients together by name, or tables."""
 
 PART_NAMES = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 """What people call the parts, and what an `.npz` does."""
 SAMPLE_NAMES = ("x", "image", "img")
 TARGET_NAMES = ("y", "label")
-FORMS = "(x, y), a dict with 'x' and 'y' or 'x_train' and 'y_train', a torch or Hugging Face dataset, or ClientArrays"
+FORMS = (
+    "(x, y), a dict with 'x' and 'y' or 'x_train' and 'y_train', a torch or Hugging Face dataset, a DataFrame, or "
+    "ClientArrays"
+)
 
 
 def federate(data: object, experiment: Experiment) -> FederatedData:
     """Return every client's part of the data that were handed over."""
     held = handed_over(data, column_key(experiment.partition))
+    if isinstance(held, Tables):
+        frames = held.frames
+        if not held.by_site:
+            frames = divided_by_site(frames["data"], settings_of(experiment), "data", "data")
+        check_partition(experiment, by_client=held.by_site or settings_of(experiment).site is not None)
+        return shifted(divide(dataset_of_tables(frames, experiment, "data"), experiment), experiment)
     check_partition(experiment, by_client=isinstance(held, list))
     if isinstance(held, list):
         return from_arrays(held, experiment)
     return shifted(divide(dataset_of_arrays(held, experiment, "data"), experiment), experiment)
 
 
-def number_of_clients(held: HandedOver, key: str | None) -> int | None:
-    """Return how many clients there are, if the data tell it: by their number, or by a column of owners."""
+def number_of_clients(held: HandedOver, settings: Mapping[str, Any]) -> int | None:
+    """Return how many clients there are, if the data tell it: by their number, or by a column of owners or sites."""
     if isinstance(held, list):
         return len(held)
-    return count_owners(held, key) if key else None
+    if not isinstance(held, Tables):
+        key = column_key(settings.get("partition"))
+        return count_owners(held, key) if key else None
+    table = settings.get("table")
+    site = table.get("site") if isinstance(table, Mapping) else getattr(table, "site", None)
+    if held.by_site:
+        return len(held.frames)
+    return len(rows_by_site(held.frames["data"], site, "data")) if isinstance(site, str) else None
 
 
 def handed_over(data: object, key: str | None = None) -> HandedOver:
     """Return the arrays of the data that were handed over; `key` names the column of owners."""
     if isinstance(data, ClientArrays):
         return [data]
+    if isinstance(data, Tables):
+        return data
+    if _is_frame(data):
+        return Tables({"data": as_table(data, "data")}, by_site=False)  # type: ignore[arg-type]
+    if named := _frames_by_name(data):
+        return Tables({name: as_table(frame, f"data: {name}") for name, frame in named.items()}, by_site=True)
     if _is_whole(data):
         return _arrays(data, "data", key)
     if isinstance(data, Mapping) and data:
@@ -67,6 +107,20 @@ def handed_over(data: object, key: str | None = None) -> HandedOver:
     if isinstance(data, Sequence) and data and not isinstance(data, str | bytes):
         return [_client(value, None, f"client {i}") for i, value in enumerate(data)]
     raise UserError(f"data: expected a list with each client's data or one dataset to divide, {_not(data)}")
+
+
+def _is_frame(data: object) -> bool:
+    """Tell whether this is a pandas DataFrame, without importing pandas for those who have none."""
+    return type(data).__name__ == "DataFrame" and hasattr(data, "iloc")
+
+
+def _frames_by_name(data: object) -> dict[str, Any]:
+    """Return data frames by their sites' names; none if the data are anything else."""
+    if isinstance(data, Mapping):
+        named: dict[str, Any] = {str(name): value for name, value in data.items()}
+    else:
+        named = {f"client {i}": value for i, value in enumerate(data)} if isinstance(data, list | tuple) else {}
+    return named if all(map(_is_frame, named.values())) else {}
 
 
 def _client(data: object, name: str | None, place: str) -> ClientArrays:

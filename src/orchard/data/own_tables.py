@@ -39,10 +39,14 @@ def tables_by_site(path: Path, settings: TableSettings) -> dict[str, "DataFrame"
     """Return each site's rows; all rows, under the file's name, if they do not name their site."""
     if files := site_tables(path):
         return {site: read_table(file) for site, file in files.items()}
-    frame = read_table(path)
+    return divided_by_site(read_table(path), settings, path.name, str(path))
+
+
+def divided_by_site(frame: "DataFrame", settings: TableSettings, name: str, place: str) -> dict[str, "DataFrame"]:
+    """Return the rows of each site that a column names; all of them under one name if there is no such column."""
     if settings.site is None:
-        return {path.name: frame}
-    rows = rows_by_site(frame, settings.site, str(path))
+        return {name: frame}
+    rows = rows_by_site(frame, settings.site, place)
     return {site: frame.iloc[positions] for site, positions in rows.items()}
 
 
@@ -56,10 +60,13 @@ def _joined(frames: Mapping[str, "DataFrame"], place: str) -> "DataFrame":
 
 
 def table_dataset(path: Path, experiment: Experiment) -> Dataset:
+    """Return tables in files as one dataset."""
+    return dataset_of_tables(tables_by_site(path, settings_of(experiment)), experiment, str(path))
+
+
+def dataset_of_tables(frames: Mapping[str, "DataFrame"], experiment: Experiment, place: str) -> Dataset:
     """Return tables as one dataset, not standardised yet; 20 % of each site's rows, by stratum, are for testing."""
-    settings, place = settings_of(experiment), str(path)
-    frames = tables_by_site(path, settings)
-    whole = _joined(frames, place)
+    settings, whole = settings_of(experiment), _joined(frames, place)
     task = task_of(read_targets(whole, settings, place), experiment)
     schema = make_schema(whole, settings, place)
     parts = [table_samples(frame, schema, task, settings, f"{place}: {site}") for site, frame in frames.items()]

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from orchard.data.clients import FederatedData, client_of_samples, one_client, prepared
+from orchard.data.clients import FederatedData
+from orchard.data.division import client_of_samples, one_client, prepared
 from orchard.data.encoding import make_schema
 from orchard.data.folders import folder_kind
 from orchard.data.own import part_keys, samples_of_parts

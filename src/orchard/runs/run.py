@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from orchard.core.models import find_factory
-from orchard.data.clients import FederatedData, federated_data
+from orchard.data.clients import FederatedData
+from orchard.data.division import federated_data
 from orchard.data.handed_over import federate, handed_over, number_of_clients
 from orchard.data.partitions import column_key
 from orchard.engines.local import LocalEngine
@@ -65,11 +66,10 @@ def define(
     values = {**(experiment.given() if experiment else {}), **settings}
     if data is None or isinstance(data, FederatedData):
         return *definition_of(values), data
-    key = column_key(values.get("partition"))
-    held = handed_over(data, key)
+    held = handed_over(data, column_key(values.get("partition")))
     if experiment is None:
         values = {"dataset": "arrays", **values}
-    if "clients" not in values and (clients := number_of_clients(held, key)):
+    if "clients" not in values and (clients := number_of_clients(held, values)):
         values["clients"] = clients
     return *definition_of(values), held
 
