@@ -183,7 +183,7 @@ except orchard.Stopped:
 @pytest.mark.parametrize("given", ["-c", "-"])
 def test_a_model_typed_at_a_prompt_runs_and_resumes_there(given: str, tmp_path: Path) -> None:
     command = [sys.executable, given, *([AT_A_PROMPT] if given == "-c" else [])]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, input=AT_A_PROMPT, capture_output=True, text=True, check=False
     )

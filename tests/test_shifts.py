@@ -151,7 +151,7 @@ def test_forms_follow_one_order() -> None:
         ),
         (
             {"partition": {"name": "column", "key": "writer"}},
-            "'column': only an .npz of your own has columns, not digits",
+            "'column': only arrays of your own have columns, not digits",
         ),
     ],
 )

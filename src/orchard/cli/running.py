@@ -75,11 +75,11 @@ def run(
     from orchard.runs.run import run as run_experiment
 
     folder = options.out or free_folder(RUNS, planned)
-    data = _checked_data(planned, options, quiet=quiet)
     with ExitStack() as stack:
         events = stack.enter_context(_events(folder)) if tensorboard else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
+        data = _checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
         bar = stack.enter_context(watched(planned, quiet=quiet))
         stop = stack.enter_context(stoppable())
         advice = None if quiet else say_if_loss_stays()

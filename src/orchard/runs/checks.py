@@ -22,7 +22,7 @@ from orchard.runs.run import Data, define, load_data
 FEW_TESTS = 20
 """With fewer test samples than this, one of them is more than five percent."""
 SAMPLED = 256
-"""So many samples of all clients together show how large features are; more would take time and memory."""
+"""So many samples of all clients, and moments of a signal, show how large features are; more would take time."""
 LARGE, SMALL, OFF_CENTRE = 100.0, 0.01, 10.0
 """Features are far from standardised if their root mean square is above `LARGE`, if no value reaches `SMALL`, or if
 their mean is above 1 and `OFF_CENTRE` deviations from 0. Zeros and ones, however rare, are none of that."""
@@ -69,8 +69,8 @@ def unscaled_features(experiment: Experiment, data: FederatedData) -> str:
     if len(data.shape) > 2:
         return ""
     each = -(-SAMPLED // len(data.clients))
-    x = torch.cat([client.train.x[:each] for client in data.clients]).double()
-    columns = x if x.dim() == 2 else x.movedim(1, -1).flatten(0, 1)
+    x = torch.cat([client.train.x[:each] for client in data.clients])
+    columns = (x if x.dim() == 2 else x[:, :, :: -(-x.shape[2] // SAMPLED)].movedim(1, -1).flatten(0, 1)).double()
     mean, deviation = columns.mean(0), columns.std(0, correction=0)
     largest = columns.abs().amax(0)
     off_centre = (mean.abs() > OFF_CENTRE * deviation) & (mean.abs() > 1) & (deviation > 0)
