@@ -262,7 +262,7 @@ def test_the_folder_is_the_chosen_one_then_the_variable_then_the_cache(monkeypat
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert len(CATALOGUE) == 16
+    assert len(CATALOGUE) == 18
     sums = [source.md5 for entry in CATALOGUE.values() for files in entry.files.values() for source in files]
     assert len(set(sums)) == 4 + 4 + 1 + 10 * 4 + 4
     assert len(sums) == len(set(sums)) + 4  # both readings of heart-disease have the same files

@@ -169,7 +169,7 @@ def test_a_run_on_sites_whose_plan_has_another_format_is_refused_in_one_sentence
     for command in ("attach", "stop"):
         done = orchard_command("deploy", command, "run", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        reads = f"Orchard {orchard.__version__} reads format 2; use the Orchard that wrote it, or start again"
+        reads = f"Orchard {orchard.__version__} reads format 3; use the Orchard that wrote it, or start again"
         assert done.stderr == f"orchard: run: is a plan of format 1, but {reads}\n"
 
 
