@@ -26,8 +26,8 @@ ROOMS = {
 """A room may import itself, the files at the top, and these."""
 
 LOOKED_UP = {
-    *("data.axes", "data.catalogue", "data.folders", "data.medical", "data.owners", "data.partitions", "data.shifts"),
-    *("data.table_settings", "data.tables", "data.targets", "methods.registry"),
+    *("data.axes", "data.catalogue", "data.folders", "data.medical.scans", "data.owners", "data.partitions"),
+    *("data.shifts", "data.tables.reading", "data.tables.settings", "data.tables.targets", "methods.registry"),
 }
 """An experiment names a dataset, a partition and a method: these are looked up when the names are read."""
 

@@ -13,8 +13,8 @@ import pytest
 from pydicom.dataset import Dataset
 from pydicom.uid import SegmentationStorage
 
-from orchard.data.dicom import FIELDS, read_dicom
-from orchard.data.medical import MedicalSettings, read_label_map, read_medical
+from orchard.data.medical.dicom import FIELDS, read_dicom
+from orchard.data.medical.scans import MedicalSettings, read_label_map, read_medical
 from orchard.errors import DataWarning, UserError
 from scans import AXIAL, DICOM_FILES, PACKAGES, SECRETS, changed, dataset, write_dicom, write_series
 

@@ -264,7 +264,7 @@ def test_the_folder_is_the_chosen_one_then_the_variable_then_the_cache(monkeypat
 def test_the_catalogue_is_complete() -> None:
     assert len(CATALOGUE) == 18
     sums = [source.md5 for entry in CATALOGUE.values() for files in entry.files.values() for source in files]
-    assert len(set(sums)) == 4 + 4 + 1 + 10 * 4 + 4
+    assert len(set(sums)) == 4 + 4 + 1 + 12 * 4 + 4
     assert len(sums) == len(set(sums)) + 4  # both readings of heart-disease have the same files
     assert all(len(md5) == 32 for md5 in sums)
     assert {len(entry.classes) for entry in CATALOGUE.values()} == {2, 4, 7, 8, 9, 10, 11}

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 from sklearn.preprocessing import StandardScaler
 
-from orchard.data.encoding import FeatureColumn, Schema, encode, make_schema
-from orchard.data.scaling import Moments, Scaling, merge
-from orchard.data.table_settings import TableSettings
-from orchard.data.tables import as_table
+from orchard.data.tables.encoding import FeatureColumn, Schema, encode, make_schema
+from orchard.data.tables.reading import as_table
+from orchard.data.tables.scaling import Moments, Scaling, merge
+from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.settings import validated
 

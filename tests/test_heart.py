@@ -10,9 +10,9 @@ import orchard
 from helpers import REAL_DATA
 from orchard.data.clients import ClientData
 from orchard.data.division import federated_data, standardised
-from orchard.data.encoding import FeatureColumn, Schema
 from orchard.data.heart import read_heart_disease
 from orchard.data.samples import Samples
+from orchard.data.tables.encoding import FeatureColumn, Schema
 from orchard.experiment import Experiment, load_experiment
 
 NAMES = ("cleveland", "hungarian", "switzerland", "va")

@@ -14,8 +14,8 @@ import orchard
 from helpers import some_images
 from orchard.data.datasets import load_dataset
 from orchard.data.division import federated_data
-from orchard.data.masks import write_mask
-from orchard.data.medical import MedicalSettings, read_label_map
+from orchard.data.medical.masks import write_mask
+from orchard.data.medical.scans import MedicalSettings, read_label_map
 from orchard.data.site import site_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment

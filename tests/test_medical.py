@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from orchard.data.medical import MedicalSettings, Scan, _windowed, is_medical, read_label_map, read_medical
-from orchard.data.nifti import read_nifti
+from orchard.data.medical.nifti import read_nifti
+from orchard.data.medical.scans import MedicalSettings, Scan, _windowed, is_medical, read_label_map, read_medical
 from orchard.errors import UserError
 from orchard.settings import validated
 from scans import DICOM_FILES, NIFTI_FILES, changed, standard, write_dicom, write_nifti, write_series
@@ -56,7 +56,7 @@ def test_settings_come_from_toml_and_go_back() -> None:
 
 def test_settings_need_neither_pytorch_nor_the_readers() -> None:
     heavy = "{'torch', 'pydicom', 'nibabel'}"
-    code = f"import sys, orchard.data.medical; assert not {heavy} & set(sys.modules)"
+    code = f"import sys, orchard.data.medical.scans; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -117,7 +117,7 @@ def test_missing_values_are_dark_and_infinite_ones_refused(tmp_path: Path) -> No
 def read_values(values: NDArray[Any], monkeypatch: pytest.MonkeyPatch, settings: MedicalSettings, size: int) -> Any:
     """Read values in [−1, 1] as if a file held them, with pixels of one millimetre."""
     scan = Scan(values.astype(np.float32), (1.0,) * values.ndim, (-1, 1))
-    monkeypatch.setattr("orchard.data.medical._scan", lambda path: scan)
+    monkeypatch.setattr("orchard.data.medical.scans._scan", lambda path: scan)
     return read_medical(Path("a.nii"), settings, size)
 
 
@@ -299,8 +299,8 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "library"), [("a.dcm", "pydicom"), ("a.nii", "nibabel")])
 def test_a_missing_library(tmp_path: Path, name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).touch()
-    monkeypatch.delitem(sys.modules, "orchard.data.dicom", raising=False)
-    monkeypatch.delitem(sys.modules, "orchard.data.nifti", raising=False)
+    monkeypatch.delitem(sys.modules, "orchard.data.medical.dicom", raising=False)
+    monkeypatch.delitem(sys.modules, "orchard.data.medical.nifti", raising=False)
     for module in [module for module in sys.modules if module.split(".")[0] == library]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)
@@ -352,7 +352,7 @@ def test_labels_are_never_mixed(tmp_path: Path) -> None:
 def test_labels_are_taken_as_pytorch_takes_the_nearest(shape: tuple[int, int, int], depth: int, size: int) -> None:
     values = np.random.default_rng(0).integers(9, size=shape).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orchard.data.medical._scan", lambda path, labels: Scan(values))
+        patch.setattr("orchard.data.medical.scans._scan", lambda path, labels: Scan(values))
         seen = read_label_map(Path("a.nii"), MedicalSettings(depth=depth), size)
     there = torch.from_numpy(values).double()[None, None]
     expected = functional.interpolate(there, (depth, size, size), mode="nearest-exact")[0, 0]

@@ -18,7 +18,7 @@ from safetensors import safe_open
 import orchard
 from orchard.data.datasets import load_dataset
 from orchard.data.division import federated_data
-from orchard.data.medical import MedicalSettings, read_medical
+from orchard.data.medical.scans import MedicalSettings, read_medical
 from orchard.data.site import site_data
 from orchard.errors import DataWarning, UserError
 from orchard.experiment import Experiment, load_experiment, to_toml

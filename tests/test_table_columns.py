@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_diabetes, load_iris
 
-from orchard.data.kinds import ColumnDescription, describe_columns, find_columns
-from orchard.data.table_settings import TableSettings, level_name
-from orchard.data.tables import as_table
-from orchard.data.targets import read_targets, rows_by_site
+from orchard.data.tables.kinds import ColumnDescription, describe_columns, find_columns
+from orchard.data.tables.reading import as_table
+from orchard.data.tables.settings import TableSettings, level_name
+from orchard.data.tables.targets import read_targets, rows_by_site
 from orchard.errors import DataWarning, UserError
 from orchard.settings import validated
 
@@ -36,8 +36,8 @@ def table(**columns: Any) -> pd.DataFrame:
 
 
 def test_settings_need_neither_pandas_nor_pytorch() -> None:
-    modules = ("table_settings", "tables", "columns", "kinds", "targets", "encoding", "scaling")
-    imports = "; ".join(f"import orchard.data.{module}" for module in modules)
+    modules = ("settings", "reading", "columns", "kinds", "targets", "encoding", "scaling")
+    imports = "; ".join(f"import orchard.data.tables.{module}" for module in modules)
     code = f"import sys; {imports}; print([name for name in ('pandas', 'pyarrow', 'torch') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

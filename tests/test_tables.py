@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from orchard.data.encoding import encode, make_schema
-from orchard.data.kinds import describe_columns
-from orchard.data.table_settings import TableSettings
-from orchard.data.tables import as_table, join_tables, read_table
+from orchard.data.tables.encoding import encode, make_schema
+from orchard.data.tables.kinds import describe_columns
+from orchard.data.tables.reading import as_table, join_tables, read_table
+from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 
 Write = Callable[[str | bytes], Path]

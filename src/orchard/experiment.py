@@ -26,11 +26,11 @@ from orchard.data.folders import (
     site_tables,
     subfolders,
 )
-from orchard.data.medical import MedicalSettings
+from orchard.data.medical.scans import MedicalSettings
 from orchard.data.owners import count_owners_in
 from orchard.data.partitions import Partition, Practical, column_key
 from orchard.data.shifts import Shift
-from orchard.data.table_settings import TableSettings
+from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
 from orchard.settings import LaxPath, Settings, named, read_toml, validated
@@ -236,8 +236,8 @@ def _sites(path: Path, table: Any) -> Mapping[str, Any]:
     names: Sequence[str] = list(site_tables(path))
     site = _setting(table, "site")
     if isinstance(site, str) and path.is_file():
-        from orchard.data.tables import read_table  # late: pandas takes a while to import
-        from orchard.data.targets import rows_by_site
+        from orchard.data.tables.reading import read_table  # late: pandas takes a while to import
+        from orchard.data.tables.targets import rows_by_site
 
         names = list(rows_by_site(read_table(path), site, str(path)))
     return {"clients": len(names), "partition": {"name": "given"}} if names else {}

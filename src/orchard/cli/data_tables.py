@@ -11,8 +11,8 @@ from rich.text import Text
 
 from orchard.data.catalogue import CATALOGUE, Entry
 from orchard.data.download import is_at_hand
-from orchard.data.kinds import describe_columns, find_columns
-from orchard.data.table_settings import TableSettings
+from orchard.data.tables.kinds import describe_columns, find_columns
+from orchard.data.tables.settings import TableSettings
 from orchard.text import shortened
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def print_catalogue(data_dir: Path | None) -> None:
 
 def print_columns(experiment: "Experiment") -> None:
     """Print what each column of a table is, and how to write that down."""
-    from orchard.data.own_tables import whole_table
+    from orchard.data.tables.datasets import whole_table
 
     frame = whole_table(Path(experiment.dataset), experiment.table)
     place, settings, console = experiment.dataset, experiment.table, output()

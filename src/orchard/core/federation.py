@@ -8,7 +8,7 @@ from torch import Tensor
 
 from orchard.core.models import build
 from orchard.core.vector import Layout, Network
-from orchard.data.scaling import Moments
+from orchard.data.tables.scaling import Moments
 from orchard.experiment import Experiment
 from orchard.method import Traffic
 from orchard.randomness import derived_seed

@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from orchard.data.encoding import Schema
 from orchard.data.partitions import Indices, Matrix
 from orchard.data.samples import Samples
-from orchard.data.scaling import Preparation
+from orchard.data.tables.encoding import Schema
+from orchard.data.tables.scaling import Preparation
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 

@@ -11,14 +11,14 @@ import torch
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.clients import PARTS, ClientData, FederatedData
 from orchard.data.datasets import load_dataset
-from orchard.data.encoding import Schema
 from orchard.data.folders import comes_by_client, is_table, subfolders
 from orchard.data.own_images import read_folders
-from orchard.data.own_tables import settings_of, table_dataset
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, split_by_stratum
-from orchard.data.scaling import Moments, Preparation, Scaling, merge
 from orchard.data.shifts import ShiftSettings, groups_of, shift_samples
+from orchard.data.tables.datasets import settings_of, table_dataset
+from orchard.data.tables.encoding import Schema
+from orchard.data.tables.scaling import Moments, Preparation, Scaling, merge
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.randomness import generator

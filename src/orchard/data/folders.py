@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from orchard.data.catalogue import NAMES
-from orchard.data.medical import holds_slices, is_medical
-from orchard.data.tables import SUFFIXES
+from orchard.data.medical.scans import holds_slices, is_medical
+from orchard.data.tables.reading import SUFFIXES
 from orchard.errors import UserError
 from orchard.text import readable, shortened
 

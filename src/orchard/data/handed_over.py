@@ -28,11 +28,11 @@ from orchard.data.clients import FederatedData
 from orchard.data.division import check_partition, divide, shifted
 from orchard.data.image_folders import grey_or_colour
 from orchard.data.own import dataset_of_arrays, part_keys
-from orchard.data.own_tables import dataset_of_tables, divided_by_site, settings_of
 from orchard.data.owners import count_owners
 from orchard.data.partitions import column_key
-from orchard.data.tables import as_table
-from orchard.data.targets import rows_by_site
+from orchard.data.tables.datasets import dataset_of_tables, divided_by_site, settings_of
+from orchard.data.tables.reading import as_table
+from orchard.data.tables.targets import rows_by_site
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchard.data.encoding import FeatureColumn, Schema
 from orchard.data.samples import SPLIT_SEED, Dataset, Samples
+from orchard.data.tables.encoding import FeatureColumn, Schema
 from orchard.errors import UserError
 from orchard.randomness import generator
 from orchard.tasks.classification import Classification

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from orchard.data.folders import images, is_ordinary, subfolders
-from orchard.data.medical import AT_ONCE, MedicalSettings, read_medical
+from orchard.data.medical.scans import AT_ONCE, MedicalSettings, read_medical
 from orchard.data.samples import Samples, image_inputs
 from orchard.errors import UserError
 from orchard.text import readable

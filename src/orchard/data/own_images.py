@@ -7,7 +7,7 @@ import torch
 
 from orchard.data.folders import folder_kind, has_masks, subfolders
 from orchard.data.image_folders import class_names, read_classes
-from orchard.data.masks import read_masked
+from orchard.data.medical.masks import read_masked
 from orchard.data.samples import Samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment

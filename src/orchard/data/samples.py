@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchard.data.axes import Layout, channels_first
-from orchard.data.encoding import Schema
+from orchard.data.tables.encoding import Schema
 from orchard.errors import UserError
 from orchard.randomness import generator
 from orchard.tasks.registry import TASKS, suitable_task

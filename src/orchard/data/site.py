@@ -6,15 +6,15 @@ from pathlib import Path
 
 from orchard.data.clients import FederatedData
 from orchard.data.division import client_of_samples, one_client, prepared
-from orchard.data.encoding import make_schema
 from orchard.data.folders import folder_kind
 from orchard.data.own import part_keys, samples_of_parts
 from orchard.data.own_images import part_folders, read_folders
-from orchard.data.own_tables import table_samples
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, split_by_stratum
-from orchard.data.scaling import Moments
-from orchard.data.tables import read_table
+from orchard.data.tables.datasets import table_samples
+from orchard.data.tables.encoding import make_schema
+from orchard.data.tables.reading import read_table
+from orchard.data.tables.scaling import Moments
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.task import Task

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from orchard.data.catalogue import CATALOGUE
-from orchard.data.encoding import FeatureColumn
-from orchard.data.medical import MedicalSettings
+from orchard.data.medical.scans import MedicalSettings
+from orchard.data.tables.encoding import FeatureColumn
 from orchard.experiment import to_toml
 from orchard.export.trained_model import TrainedModel
 

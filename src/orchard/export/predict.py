@@ -21,14 +21,14 @@ from orchard.core.models import MODELS, build
 from orchard.data.axes import Layout
 from orchard.data.folders import images_below, is_ordinary
 from orchard.data.image_folders import read_images, read_inputs
-from orchard.data.masks import stem, write_mask
-from orchard.data.medical import MedicalSettings, is_medical
-from orchard.data.own_tables import target_values
+from orchard.data.medical.masks import stem, write_mask
+from orchard.data.medical.scans import MedicalSettings, is_medical
 from orchard.data.readers import read_npz
 from orchard.data.samples import as_inputs, as_samples, image_inputs
-from orchard.data.scaling import Preparation
-from orchard.data.table_settings import TableSettings
-from orchard.data.tables import SUFFIXES, read_table
+from orchard.data.tables.datasets import target_values
+from orchard.data.tables.reading import SUFFIXES, read_table
+from orchard.data.tables.scaling import Preparation
+from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.export.export import ABOUT, all_tensors
 from orchard.export.trained_model import FORMAT

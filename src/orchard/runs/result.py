@@ -14,7 +14,7 @@ from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
-from orchard.data.scaling import Moments
+from orchard.data.tables.scaling import Moments
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.runs.metrics import MOMENTS, Exchange, Round, by_name

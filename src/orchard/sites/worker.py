@@ -21,8 +21,8 @@ from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model
 from orchard.data.clients import ClientData, FederatedData
 from orchard.data.division import prepared
-from orchard.data.scaling import Moments
 from orchard.data.site import site_data
+from orchard.data.tables.scaling import Moments
 from orchard.engines.client_round import check_single_samples, run_client_round
 from orchard.engines.flare.messages import (
     Bounds,

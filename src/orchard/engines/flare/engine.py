@@ -10,7 +10,7 @@ from orchard.core.contract import ClientUpdate, Diagnostics, Download, Failure, 
 from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
-from orchard.data.scaling import merge
+from orchard.data.tables.scaling import merge
 from orchard.engines.engine import Selections
 from orchard.engines.flare.messages import (
     DATA_PARTS,

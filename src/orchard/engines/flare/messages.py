@@ -19,7 +19,7 @@ from orchard import __version__
 from orchard.core.contract import ClientUpdate, Download
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
-from orchard.data.scaling import Moments as FeatureMoments
+from orchard.data.tables.scaling import Moments as FeatureMoments
 from orchard.method import Traffic
 from orchard.tasks.task import Measures, Moments, Task
 

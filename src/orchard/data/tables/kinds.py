@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchard.data.columns import are_dates, is_numeric, names_of, numbers_of, other_type
-from orchard.data.table_settings import MOST_LEVELS, Kind, TableSettings, is_number, level_name
+from orchard.data.tables.columns import are_dates, is_numeric, names_of, numbers_of, other_type
+from orchard.data.tables.settings import MOST_LEVELS, Kind, TableSettings, is_number, level_name
 from orchard.errors import DataWarning, UserError
 from orchard.text import nearest, readable, shortened
 

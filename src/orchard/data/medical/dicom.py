@@ -17,7 +17,7 @@ from pydicom.errors import InvalidDicomError
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
-from orchard.data.medical import (
+from orchard.data.medical.scans import (
     Scan,
     Spacing,
     Values,

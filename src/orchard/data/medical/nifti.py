@@ -10,7 +10,7 @@ from nibabel.nifti1 import Nifti1Header, Nifti1Image
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from orchard.data.medical import Affine, Scan, Values, check_size, in_standard_axes, known_spacing
+from orchard.data.medical.scans import Affine, Scan, Values, check_size, in_standard_axes, known_spacing
 from orchard.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"

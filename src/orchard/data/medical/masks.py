@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orchard.data.folders import MASKED, images, is_ordinary, subfolders
 from orchard.data.image_folders import check_one_kind, read_inputs
-from orchard.data.medical import (
+from orchard.data.medical.scans import (
     AT_ONCE,
     DICOM_EXTENSIONS,
     NIFTI_EXTENSIONS,
@@ -160,7 +160,7 @@ def write_mask(labels: NDArray[np.int64], image: Path, settings: MedicalSettings
         if affine is None:
             Image.fromarray(labels.astype(np.uint8)).save(file)
         else:
-            from orchard.data.nifti import write_labels
+            from orchard.data.medical.nifti import write_labels
 
             write_labels(file, labels, affine)
     except OSError as error:

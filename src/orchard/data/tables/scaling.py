@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
-from orchard.data.encoding import Rows, Schema, encode
+from orchard.data.tables.encoding import Rows, Schema, encode
 from orchard.errors import UserError
 from orchard.settings import Settings
 

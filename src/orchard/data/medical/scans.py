@@ -116,7 +116,7 @@ def holds_slices(folder: Path) -> bool:
         first = next((path for path in sorted(folder.iterdir()) if path.name[0] != "." and is_dicom(path)), None)
         if first is None:
             return False
-        from orchard.data.dicom import frame_count
+        from orchard.data.medical.dicom import frame_count
 
         return frame_count(first) == 1
     except ImportError as missing:
@@ -220,10 +220,10 @@ def _scan(path: Path, labels: bool = False) -> Scan:
         if labels and path.suffix.lower() == ".png":
             return _picture(path)
         if path.name.lower().endswith(NIFTI_EXTENSIONS) and path.is_file():
-            from orchard.data.nifti import read_nifti
+            from orchard.data.medical.nifti import read_nifti
 
             return read_nifti(path)
-        from orchard.data.dicom import read_dicom
+        from orchard.data.medical.dicom import read_dicom
 
         return read_dicom(path)
     except ImportError as missing:

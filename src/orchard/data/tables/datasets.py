@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from orchard.data.encoding import Schema, encode, make_schema
 from orchard.data.folders import site_tables
 from orchard.data.samples import Dataset, Samples, split_rows
-from orchard.data.table_settings import TableSettings
-from orchard.data.tables import as_table, join_tables, read_table
-from orchard.data.targets import Targets, read_targets, rows_by_site
+from orchard.data.tables.encoding import Schema, encode, make_schema
+from orchard.data.tables.reading import as_table, join_tables, read_table
+from orchard.data.tables.settings import TableSettings
+from orchard.data.tables.targets import Targets, read_targets, rows_by_site
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.classification import Classification

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchard.data.columns import is_plain, plain_column
-from orchard.data.table_settings import MISSING, is_number
+from orchard.data.tables.columns import is_plain, plain_column
+from orchard.data.tables.settings import MISSING, is_number
 from orchard.errors import UserError
 from orchard.text import readable, shortened
 

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from orchard.data.columns import are_dates, is_plain, names_of, numbers_of, other_type
-from orchard.data.kinds import FEWEST_IDENTIFIERS, IDENTIFIERS_SHARE, check_names, misfit, no_column, row_number, shown
-from orchard.data.table_settings import TableSettings
+from orchard.data.tables.columns import are_dates, is_plain, names_of, numbers_of, other_type
+from orchard.data.tables.kinds import (
+    FEWEST_IDENTIFIERS,
+    IDENTIFIERS_SHARE,
+    check_names,
+    misfit,
+    no_column,
+    row_number,
+    shown,
+)
+from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, model_validator
 
-from orchard.data.columns import names_of, numbers_of
-from orchard.data.kinds import find_columns, misfit, missing_counts, no_column
-from orchard.data.table_settings import Kind, TableSettings
+from orchard.data.tables.columns import names_of, numbers_of
+from orchard.data.tables.kinds import find_columns, misfit, missing_counts, no_column
+from orchard.data.tables.settings import Kind, TableSettings
 from orchard.errors import UserError
 from orchard.settings import Settings, validated
 

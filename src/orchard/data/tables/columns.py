@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchard.data.table_settings import MISSING, is_number, level_name, level_order
+from orchard.data.tables.settings import MISSING, is_number, level_name, level_order
 
 if TYPE_CHECKING:
     from pandas import Series

@@ -1,0 +1,1 @@
+"""Medical images: DICOM and NIfTI files, and masks of images."""

@@ -1,0 +1,1 @@
+"""Tables: reading them, finding what their columns are, and turning their rows into numbers."""
