@@ -65,7 +65,7 @@ def shares(method: str, arrays: list[ClientArrays]) -> Shares:
 
     timed: list[tuple[object, str, str]] = [
         (client_round, "evaluate", "evaluation"),
-        (evaluation, "measure", "measures"),
+        (Classification, "measure", "measures"),
         (RunFolder, "append", "saving"),
         (RunFolder, "write_checkpoint", "saving"),
         (ModelStore, "stage", "saving"),

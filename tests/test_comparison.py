@@ -73,6 +73,11 @@ def test_finished_runs_are_reused_and_changed_ones_are_not(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 6
 
 
+def test_methods_share_a_run_if_the_parameters_that_they_share_are_the_same(tmp_path: Path) -> None:
+    _, log = quick_compare("fedprox:mu=0.1,fedprox-ft:mu=0.1,fedprox:mu=0.5", [1], tmp_path)
+    assert log.begun == [("fedprox-ft:mu=0.1", 1), ("fedprox:mu=0.5", 1)]
+
+
 @pytest.mark.filterwarnings("ignore:.*lacks rounds; it is run again")
 def test_a_failed_damaged_or_different_run_is_not_reused(tmp_path: Path) -> None:
     quick_compare("separate", [1], tmp_path)

@@ -71,9 +71,15 @@ def test_the_first_round_of_fedavg_local_is_separate() -> None:
     )
 
 
-def test_fedprox_without_mu_is_fedavg() -> None:
-    prox = SmallFederation(method=method("fedprox-ft", mu=0.0, tuning_epochs=1)).run(3)
+@pytest.mark.parametrize("name", ["fedprox", "fedprox-ft"])
+def test_fedprox_without_mu_is_fedavg(name: str) -> None:
+    prox = SmallFederation(method=method(name, mu=0.0)).run(3)
     assert torch.equal(prox.global_model(), SmallFederation(method="fedavg").run(3).global_model())
+
+
+def test_a_run_of_fedprox_with_tuning_has_the_figures_of_fedprox() -> None:
+    tuned, plain = (accuracies(name, "after_aggregation", mu=0.5) for name in ("fedprox-ft", "fedprox"))
+    assert np.array_equal(tuned, plain)
 
 
 def test_one_step_of_fedprox_is_fedavg_for_any_mu() -> None:

@@ -12,27 +12,13 @@ from helpers import measures, method, small_arrays, small_experiment
 from orchard.engines.flare.messages import Message
 from orchard.errors import RunFailed
 from orchard.methods.apple import Apple
+from orchard.methods.registry import BUILT_IN
 from orchard.runs.folder import RunFolder
 from orchard.sites.worker import SiteWorker
 from sites import SITES, Consortium, figures, same_models, small_plan
 
-METHODS = [
-    "separate",
-    "fedavg",
-    "fedavg-ft",
-    "fedprox-ft",
-    "scaffold",
-    "fedper",
-    "ditto",
-    "apfl",
-    "heurfedamp",
-    "fedfomo",
-    "apple",
-    "graft",
-]
 
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_sites_give_what_clients_in_one_process_give(name: str, tmp_path: Path) -> None:
     together = orchard.run(small_experiment(method=name), small_arrays())
     consortium = Consortium(tmp_path)

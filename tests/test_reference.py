@@ -153,6 +153,16 @@ def test_fedavg_and_fedprox_with_tuning(name: str, mu: float) -> None:
         equal(small.global_model().numpy(), shared)
 
 
+def test_fedprox() -> None:
+    small, mu = federation("fedprox", mu=0.7), 0.7
+    clients, n = clients_of(small), 5
+    shared = small.federation.initial_model().numpy().copy()
+    for r in range(ROUNDS):
+        shared = clients.shares @ np.stack([clients.local_sgd(shared, i, r, shared, mu) for i in range(n)])
+        small.round(r)
+        equal(small.global_model().numpy(), shared)
+
+
 def test_separate() -> None:
     small = federation("separate")
     clients, n = clients_of(small), 5

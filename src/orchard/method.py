@@ -3,9 +3,9 @@
 What clients and servers do is in `orchard.core.contract`. Nothing here needs PyTorch, so that naming a method is quick.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from orchard.settings import Settings
 
@@ -28,7 +28,10 @@ class Traffic:
 
 
 class MethodSettings(Settings):
-    """A method: its parameters, and the client and server made from them."""
+    """A method: its parameters, and the client and server made from them.
+
+    `orchard methods` shows a subclass's docstring as what the method does, and its file's as paper and equations.
+    """
 
     moment: ClassVar[Moment] = "after_training"
     """The evaluation that counts."""
@@ -38,6 +41,15 @@ class MethodSettings(Settings):
 
     momentum: ClassVar[float] = 0.9
     """β of the local SGD, unless the experiment sets another."""
+
+    travels: ClassVar[str] = "nothing"
+    """What reaches a client and leaves it each round, in a few words."""
+
+    keeps: ClassVar[str] = "nothing"
+    """What a client remembers from round to round and never gives away, beside its data."""
+
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Values worth trying, by parameter: what `orchard tune` searches beside the learning rate."""
 
     reveals: ClassVar[str] = ""
     """What others can work out of a client's model and relationships, for `orchard site check`; empty: nothing."""

@@ -13,8 +13,9 @@ The server keeps the global model w. Client i keeps v_i and α_i, both private, 
 w is uploaded and averaged by n_i/n; v̄ is evaluated.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -28,8 +29,10 @@ from orchard.methods.fedavg import Averaging, FedAvgClient
 
 
 class APFL(Averaging):
-    """APFL's parameters."""
+    """A learned mixture of the global model and a private one."""
 
+    keeps: ClassVar[str] = "its private model, and their mixture's weight α"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.25, 0.5, 0.75)}
     name: Literal["apfl"] = "apfl"
     alpha: float = Field(default=0.5, ge=0, le=1, description="α at the start")
     adaptive: bool = Field(default=True, description="whether α is learned")

@@ -22,11 +22,13 @@ hundredth of a plain step for p_ii = 0.1: with `steps = "full"` w_i steps on g.
 
 With a budget M < N−1 a client downloads M cores per round: first those it never had (ties at random), then
 others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N). Of the rest it keeps its last copies.
+
+The defaults are the paper's for MNIST, practical split.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,8 +50,11 @@ def core_of(client: int) -> str:
 
 
 class Apple(MethodSettings):
-    """APPLE's parameters; the defaults are the paper's for MNIST, practical split."""
+    """Each client learns how much of every other client's core to mix into its own model."""
 
+    travels: ClassVar[str] = "the others' cores down (M of them with a budget), its core up"
+    keeps: ClassVar[str] = "its directed relationships"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"relationship_lr": (1e-4, 1e-3, 1e-2), "mu": (0.01, 0.1, 1.0)}
     name: Literal["apple"] = "apple"
     relationship_lr: float = Field(default=1e-3, ge=0, allow_inf_nan=False, description="η2")
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="μ, the weight of the proximal term")

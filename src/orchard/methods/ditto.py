@@ -9,7 +9,8 @@ T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning T
 w_i is uploaded; v_i is evaluated and never leaves the client. With λ = 0 it is Separate's model.
 """
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -22,8 +23,10 @@ from orchard.methods.limits import check_convergence
 
 
 class Ditto(Averaging):
-    """Ditto's parameter."""
+    """FedAvg, and beside it a personal model that is pulled towards the global one."""
 
+    keeps: ClassVar[str] = "its personal model"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lam": (0.01, 0.1, 1.0)}
     name: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0, allow_inf_nan=False, description="λ, the pull towards the global model")
 

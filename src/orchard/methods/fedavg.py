@@ -4,23 +4,20 @@ B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decen
     https://arxiv.org/abs/1602.05629
 K. Wang et al., "Federated Evaluation of On-device Personalization", 2019 (fine-tuning),
     https://arxiv.org/abs/1910.10252
-T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx),
-    https://arxiv.org/abs/1812.06127
 
-    w_i ← E epochs of momentum SGD from w;  FedProx: on the gradient + μ(w_i − w)
+    w_i ← E epochs of momentum SGD from w
     w   ← Σ_i (n_i/n)·w_i                   accumulated in float64
 
 What is evaluated:   FedAvg        the new w
                      FedAvg-local  w_i, before averaging
                      FedAvg-FT     a copy of the new w after E_ft epochs on local data, then discarded
-                     FedProx-FT    the same, with FedProx's w
 
-Fine-tuning uses the learning rate and the batches of the next round. With E_ft = E (and no μ) it is therefore
-the next round's local training, and is done once for both.
+Fine-tuning uses the learning rate and the batches of the next round. With E_ft = E it is therefore the next round's
+local training, and is done once for both.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -28,15 +25,15 @@ from torch import Tensor
 
 from orchard.core.contract import Client, Download, Server, Vectors
 from orchard.core.federation import Federation
-from orchard.core.training import ClientContext, local_sgd, pull
+from orchard.core.training import ClientContext, local_sgd
 from orchard.core.vector import Part
-from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Moment, Traffic
-from orchard.methods.limits import check_convergence
 
 
 class Averaging(MethodSettings):
     """What the family shares: clients train copies of one model, the server averages them."""
+
+    travels: ClassVar[str] = "a model, each way"
 
     def traffic(self, federation: Federation) -> Traffic:
         """Let one model travel each way."""
@@ -52,7 +49,7 @@ class Averaging(MethodSettings):
 
 
 class FedAvg(Averaging):
-    """FedAvg has no parameters."""
+    """One model for all: the average of the clients' trained copies."""
 
     moment: ClassVar[Moment] = "after_aggregation"
     also_reports: ClassVar[Mapping[str, Moment]] = {"fedavg-local": "after_training"}
@@ -67,33 +64,17 @@ class FedAvgLocal(Averaging):
 
 
 class FedAvgFT(Averaging):
-    """FedAvg with fine-tuning."""
+    """FedAvg, fine-tuned by each client on its own data."""
 
     moment: ClassVar[Moment] = "after_finetuning"
     also_reports: ClassVar[Mapping[str, Moment]] = {"fedavg": "after_aggregation", "fedavg-local": "after_training"}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"tuning_epochs": (None, 1)}
     name: Literal["fedavg-ft"] = "fedavg-ft"
     tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
 
     def client(self, index: int, federation: Federation) -> "FedAvgClient":
         """Make a client."""
         return FinetuningClient(federation, self.tuning_epochs)
-
-
-class FedProxFT(Averaging):
-    """FedProx with fine-tuning; the APPLE paper does not report its μ."""
-
-    moment: ClassVar[Moment] = "after_finetuning"
-    name: Literal["fedprox-ft"] = "fedprox-ft"
-    mu: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="μ, the pull towards the global model")
-    tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
-
-    def check(self, experiment: Experiment) -> None:
-        """Raise if SGD diverges on the pull."""
-        check_convergence("mu", self.mu, experiment.lr * self.mu, "lr × mu", experiment)
-
-    def client(self, index: int, federation: Federation) -> "FedAvgClient":
-        """Make a client."""
-        return FinetuningClient(federation, self.tuning_epochs, self.mu)
 
 
 class FedAvgClient(Client):
@@ -127,16 +108,15 @@ class FedAvgClient(Client):
 
 
 class FinetuningClient(FedAvgClient):
-    """Also tunes a second copy, which is evaluated and discarded; FedProx pulls the first one to the global model."""
+    """Also tunes a second copy, which is evaluated and discarded."""
 
     round_keys = ("ahead",)
 
-    def __init__(self, federation: Federation, tuning_epochs: int | None, mu: float = 0.0) -> None:
+    def __init__(self, federation: Federation, tuning_epochs: int | None) -> None:
         super().__init__(federation)
         epochs = federation.experiment.epochs
         self.tuning_epochs = epochs if tuning_epochs is None else tuning_epochs
-        self.mu = mu
-        self.tuning_is_training = self.tuning_epochs == epochs and mu == 0
+        self.tuning_is_training = self.tuning_epochs == epochs
         self.ahead: tuple[Tensor, float, dict[str, Tensor]] | None = None
 
     def finetune(self, context: ClientContext, round: int) -> Tensor:
@@ -149,10 +129,9 @@ class FinetuningClient(FedAvgClient):
     def train(self, context: ClientContext, round: int) -> float:
         """Train the copy, unless fine-tuning has just done exactly that."""
         if self.ahead is None:
-            self.model, loss = local_sgd(context, round, self.model, correction=pull(self.model, self.mu))
-        else:
-            self.model, loss, buffers = self.ahead
-            context.network.load_buffers(buffers)
+            return super().train(context, round)
+        self.model, loss, buffers = self.ahead
+        context.network.load_buffers(buffers)
         return loss
 
 

@@ -17,7 +17,7 @@ downloads is a random other client's with probability max(0, 0.3 − 0.05·r), e
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -40,8 +40,10 @@ def model_of(client: int) -> str:
 
 
 class FedFomo(MethodSettings):
-    """FedFomo's parameters."""
+    """Each client weighs the others' models by how much they lower its validation loss."""
 
+    travels: ClassVar[str] = "the others' models down (M of them with a budget), its model up"
+    keeps: ClassVar[str] = "its base, and whom it turns to"
     name: Literal["fedfomo"] = "fedfomo"
     budget: int | None = Field(default=None, ge=1, description="M, models downloaded per round; none: all")
 

@@ -10,7 +10,7 @@ The body is uploaded; the head never leaves the client. The head is the last lay
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,8 +24,10 @@ from orchard.methods.fedavg import AveragingServer, FedAvgClient
 
 
 class FedPer(MethodSettings):
-    """FedPer's parameter."""
+    """The layers of the body are averaged; each client has a head of its own."""
 
+    travels: ClassVar[str] = "the body, each way"
+    keeps: ClassVar[str] = "its head"
     name: Literal["fedper"] = "fedper"
     private: list[str] | None = Field(
         default=None, description="layers that stay with their client, by the start of their parameters' names"

@@ -56,9 +56,11 @@ FIT_SAMPLES = 256
 
 
 class Graft(MethodSettings):
-    """Graft's parameters; the defaults serve federations of all kinds, and are not meant to be tuned."""
+    """Each client starts from the average of all who do not work against it; Orchard's own, nothing to tune."""
 
     moment: ClassVar[Moment] = "after_aggregation"
+    travels: ClassVar[str] = "the client's pool and who is in it down, its core up"
+    keeps: ClassVar[str] = "how much of its own core it starts from"
     reveals: ClassVar[str] = (
         "the server works out from the cores who opposes whom, tells each site with whom it is pooled, and can "
         "estimate the personalised model; a site sees the average of its pool, which in a pool of two gives away the "

@@ -15,7 +15,7 @@ In the first round all start from one initial model. The paper leaves ξ_ii, σ,
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -33,8 +33,10 @@ BLOCK = 1 << 14
 
 
 class HeurFedAMP(MethodSettings):
-    """HeurFedAMP's parameters."""
+    """Each client starts from a mixture of all models, weighted by how much they resemble its own."""
 
+    travels: ClassVar[str] = "a mixture made for the client down, its model up"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"sigma": (5.0, 25.0, 100.0), "self_weight": (None, 0.5)}
     name: Literal["heurfedamp"] = "heurfedamp"
     self_weight: float | None = Field(default=None, ge=0, le=1, description="ξ_ii; none: 1/N")
     sigma: float = Field(default=25.0, ge=0, allow_inf_nan=False, description="σ, how much resemblance counts")

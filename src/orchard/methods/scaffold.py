@@ -13,7 +13,7 @@ y_i and Δc_i are uploaded. (x − y_i)/(K·η) is the mean gradient of plain SG
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -28,10 +28,12 @@ from orchard.methods.fedavg import weighted_mean
 
 
 class Scaffold(MethodSettings):
-    """SCAFFOLD's parameter."""
+    """FedAvg whose local steps are corrected for how a client's gradients differ from all clients' mean."""
 
     moment: ClassVar[Moment] = "after_aggregation"
     momentum: ClassVar[float] = 0.0
+    travels: ClassVar[str] = "a model and a control variate, each way"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"global_lr": (0.5, 1.0)}
     name: Literal["scaffold"] = "scaffold"
     global_lr: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="η_g, the server's learning rate")
 

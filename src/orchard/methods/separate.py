@@ -3,7 +3,7 @@
 w_i ← E epochs of momentum SGD on client i's data, every round, from one initial model for all
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -14,8 +14,9 @@ from orchard.method import MethodSettings
 
 
 class Separate(MethodSettings):
-    """Separate training has no parameters."""
+    """Every client trains alone."""
 
+    keeps: ClassVar[str] = "its model"
     name: Literal["separate"] = "separate"
 
     def client(self, index: int, federation: Federation) -> "SeparateClient":

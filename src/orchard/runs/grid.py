@@ -153,12 +153,19 @@ def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Conten
     givers = [
         other
         for other in contenders
-        if contender.settings.name in other.settings.also_reports and contender.changes == other.changes
+        if contender.settings.name in other.settings.also_reports
+        and contender.changes == other.changes
+        and _agree(contender.settings, other.settings)
     ]
     if not givers:
         return contender, contender.settings.moment
     host = max(givers, key=lambda other: len(other.settings.also_reports))
     return host, host.settings.also_reports[contender.settings.name]
+
+
+def _agree(one: MethodSettings, other: MethodSettings) -> bool:
+    """Tell whether the parameters of one method have the same values in another."""
+    return one.model_dump(exclude={"name"}).items() <= other.model_dump().items()
 
 
 def _reused_or_run(
