@@ -16,7 +16,7 @@ from typing import Any
 
 from federations import CLIENTS, practical_images
 from measuring import Clock, Figure
-from orchard.core import evaluation, training
+from orchard.core import training
 from orchard.core.training import ClientContext
 from orchard.data.client_arrays import ClientArrays
 from orchard.engines import client_round
@@ -28,15 +28,24 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.model_store import ModelStore
 from orchard.runs.result import Result
 from orchard.runs.run import run
+from orchard.tasks.classification import Classification
 
 SAMPLES, ROUNDS = 12_000, 10
 
 Shares = dict[str, tuple[float, ...]]
 
+WORK: list[tuple[object, str, str]] = [
+    (client_round, "evaluate", "evaluation"),
+    (Classification, "measure", "measures"),
+    (RunFolder, "append", "saving"),
+    (RunFolder, "write_checkpoint", "saving"),
+    (ModelStore, "stage", "saving"),
+]
+
 OWN_WORK: dict[str, list[tuple[object, str]]] = {
     "fedfomo": [(FedFomoClient, "receive"), (FedFomoServer, "send"), (FedFomoServer, "aggregate")],
     "heurfedamp": [(HeurFedAMPClient, "receive"), (HeurFedAMPServer, "send"), (HeurFedAMPServer, "aggregate")],
-    "graft": [(GraftClient, "receive"), (GraftClient, "_stock"), (GraftServer, "send"), (GraftServer, "aggregate")],
+    "graft": [(GraftClient, "receive"), (GraftServer, "send"), (GraftServer, "aggregate")],
 }
 
 
@@ -63,14 +72,7 @@ def shares(method: str, arrays: list[ClientArrays]) -> Shares:
     def mark(result: Result) -> None:
         marks.append({kind: clock.spent for kind, clock in clocks.items()} | {"round": time.perf_counter()})
 
-    timed: list[tuple[object, str, str]] = [
-        (client_round, "evaluate", "evaluation"),
-        (Classification, "measure", "measures"),
-        (RunFolder, "append", "saving"),
-        (RunFolder, "write_checkpoint", "saving"),
-        (ModelStore, "stage", "saving"),
-    ]
-    timed += [(owner, name, "own") for owner, name in OWN_WORK.get(method, [])]
+    timed = [*WORK, *((owner, name, "own") for owner, name in OWN_WORK.get(method, []))]
     with ExitStack() as stack:
         for module in (training, apple):
             stack.enter_context(replaced(module, "run_epochs", timed_epochs))
