@@ -7,7 +7,7 @@ DEMO   := compare --methods separate,fedavg-local,apple,graft --partition iid --
 FLOOR  := 87  # percent of the lines in src/ that the tests must run
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench results release clean
+.PHONY: help demo test test-all lint format bench documents release clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,9 +45,10 @@ format: $(VENV)/development ## Put the code into the house style
 bench: $(VENV)/runtime ## Measure speed, as ratios
 	@$(BIN)/python benchmarks
 
-results: $(VENV)/runtime ## Write docs/results.md and docs/choosing.md anew from the figures in results/
+documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
+	@$(BIN)/python -m orchard.methods.description docs/methods.md
 
 release: $(VENV)/development ## Build the packages in dist/, check them, and run the demo from the wheel
 	@rm -rf dist

@@ -221,15 +221,6 @@ def reproduce(
             typer.echo(f"drawn in {file}")
 
 
-@app.command("methods")
-def list_methods() -> None:
-    """List the methods that can be run, those of other packages too."""
-    from orchard.methods.registry import all_methods
-
-    for name, entry in all_methods().items():
-        typer.echo(f"{name:14s} {entry.value}")
-
-
 def _checked_data(experiment: "Experiment", options: "RunOptions", *, quiet: bool) -> "FederatedData":
     """Load an experiment's data, and say what is likely to go wrong with them."""
     from orchard.cli.progress import say

@@ -8,9 +8,11 @@ K. Wang et al., "Federated Evaluation of On-device Personalization", 2019 (fine-
     w_i ← E epochs of momentum SGD from w
     w   ← Σ_i (n_i/n)·w_i                   accumulated in float64
 
-What is evaluated:   FedAvg        the new w
-                     FedAvg-local  w_i, before averaging
-                     FedAvg-FT     a copy of the new w after E_ft epochs on local data, then discarded
+What is evaluated:
+
+    FedAvg        the new w
+    FedAvg-local  w_i, before averaging
+    FedAvg-FT     a copy of the new w after E_ft epochs on local data, then discarded
 
 Fine-tuning uses the learning rate and the batches of the next round. With E_ft = E it is therefore the next round's
 local training, and is done once for both.

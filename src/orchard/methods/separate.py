@@ -1,6 +1,8 @@
 """Separate: every client trains alone, on its own data, and nothing is exchanged.
 
-w_i ← E epochs of momentum SGD on client i's data, every round, from one initial model for all
+    w_i ← E epochs of momentum SGD on client i's data, every round
+
+All start from one initial model.
 """
 
 from typing import ClassVar, Literal
