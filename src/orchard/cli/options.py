@@ -10,6 +10,7 @@ from orchard.errors import UserError
 
 if TYPE_CHECKING:
     from orchard.experiment import Experiment, RunOptions
+    from orchard.runs.grid import Contender
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -30,6 +31,12 @@ Settings = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders.", metavar="RUN...")]
+Methods = Annotated[
+    str | None,
+    typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0. Default: all built-in."),
+]
+Seeds = Annotated[str, typer.Option(help="Seeds, with commas.")]
+Reused = Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
@@ -38,6 +45,15 @@ def definition(file: Path | None, settings: list[str] | None, **given: object) -
     from orchard.experiment import load_definition
 
     return load_definition(file, overrides=given, assignments=settings or [])
+
+
+def contenders_of(methods: str | None, base: "Experiment") -> "list[Contender]":
+    """Return the methods of a comma-separated option, or all built-in ones."""
+    from orchard.methods.registry import BUILT_IN
+    from orchard.runs.grid import parse_contender
+
+    names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
+    return [parse_contender(text, base) for text in names]
 
 
 def listed(option: str, text: str) -> list[str]:

@@ -9,10 +9,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from orchard.experiment import Experiment
-from orchard.runs.checks import FIRST_ROUNDS, unmoved_loss
+from orchard.data.clients import FederatedData
+from orchard.experiment import Experiment, RunOptions
+from orchard.runs.checks import FIRST_ROUNDS, findings, unmoved_loss
 from orchard.runs.loop import Progress as OnProgress
 from orchard.runs.result import Result
+from orchard.runs.run import load_data
 
 
 @contextmanager
@@ -60,6 +62,14 @@ def say_if_loss_stays() -> OnProgress:
 def say(text: str) -> None:
     """Print advice on standard error."""
     typer.secho(f"orchard: {text}", fg="yellow", err=True)
+
+
+def checked_data(experiment: Experiment, options: RunOptions, *, quiet: bool) -> FederatedData:
+    """Load an experiment's data, and say what is likely to go wrong with them."""
+    data = load_data(experiment, data_dir=options.data_dir)
+    for finding in [] if quiet else findings(experiment, data):
+        say(finding)
+    return data
 
 
 class GridWatcher:

@@ -1,6 +1,7 @@
 """Commands that train: run, resume, compare, reproduce."""
 
 from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,13 +14,17 @@ from orchard.cli.options import (
     Dataset,
     ExperimentFile,
     Fraction,
+    Methods,
     Partition,
     Quiet,
+    Reused,
     Rounds,
     RunArgument,
+    Seeds,
     Settings,
     Workers,
     app,
+    contenders_of,
     definition,
     listed,
     make_folder,
@@ -28,8 +33,6 @@ from orchard.cli.options import (
 from orchard.errors import UserError
 
 if TYPE_CHECKING:
-    from orchard.data.clients import FederatedData
-    from orchard.experiment import Experiment, RunOptions
     from orchard.report.events import EventWriter
     from orchard.runs.result import Result
 
@@ -69,7 +72,7 @@ def run(
         out=out,
     )
 
-    from orchard.cli.progress import say_if_loss_stays, watched
+    from orchard.cli.progress import checked_data, say_if_loss_stays, watched
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import free_folder
     from orchard.runs.run import run as run_experiment
@@ -79,7 +82,7 @@ def run(
         events = stack.enter_context(_events(folder)) if tensorboard else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
-        data = _checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
+        data = checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
         bar = stack.enter_context(watched(planned, quiet=quiet))
         stop = stack.enter_context(stoppable())
         advice = None if quiet else say_if_loss_stays()
@@ -116,11 +119,8 @@ def resume(
 @app.command()
 def compare(
     experiment: ExperimentFile = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0. Default: all built-in."),
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
+    methods: Methods = None,
+    seeds: Seeds = "42",
     dataset: Dataset = None,
     data_dir: DataDir = None,
     fraction: Fraction = None,
@@ -128,8 +128,11 @@ def compare(
     clients: Clients = None,
     rounds: Rounds = None,
     workers: Workers = None,
-    out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")] = RUNS,
+    out: Reused = RUNS,
     settings: Settings = None,
+    tuned: Annotated[
+        bool, typer.Option("--tuned", help="With the parameters that `orchard tune` chooses with the first seed.")
+    ] = False,
     table: Annotated[
         Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How the table is printed.")
     ] = "text",
@@ -149,16 +152,18 @@ def compare(
     )
 
     from orchard.cli.display import print_comparison
-    from orchard.cli.progress import watched_grid
+    from orchard.cli.progress import checked_data, watched_grid
     from orchard.cli.stopping import stoppable
-    from orchard.methods.registry import BUILT_IN
     from orchard.runs.comparison import compare as compare_methods
-    from orchard.runs.grid import Grid, parse_contender
+    from orchard.runs.grid import Grid
+    from orchard.runs.tuning import tune
 
-    names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
-    contenders = [parse_contender(text, base) for text in names]
-    grid = Grid(base, options, seeds_of(seeds), out, _checked_data(base, options, quiet=quiet))
+    contenders = contenders_of(methods, base)
+    grid = Grid(base, options, seeds_of(seeds), out, checked_data(base, options, quiet=quiet))
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
+        if tuned:
+            choices = tune(replace(grid, seeds=grid.seeds[:1]), contenders, watcher, stop)
+            contenders = [choice.contender for choice in choices]
         comparison = compare_methods(grid, contenders, watcher, stop)
     print_comparison(comparison, table)
 
@@ -219,18 +224,6 @@ def reproduce(
     if part == "figures":
         for file in write_figures(folders, Path("figures") / found.name, "pdf"):
             typer.echo(f"drawn in {file}")
-
-
-def _checked_data(experiment: "Experiment", options: "RunOptions", *, quiet: bool) -> "FederatedData":
-    """Load an experiment's data, and say what is likely to go wrong with them."""
-    from orchard.cli.progress import say
-    from orchard.runs.checks import findings
-    from orchard.runs.run import load_data
-
-    data = load_data(experiment, data_dir=options.data_dir)
-    for finding in [] if quiet else findings(experiment, data):
-        say(finding)
-    return data
 
 
 def _events(folder: Path) -> "closing[EventWriter]":

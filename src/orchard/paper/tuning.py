@@ -17,8 +17,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from orchard.runs.grid import Contender, Grid, GridFailed, Measured, Watcher, run_grid
+from orchard.runs.grid import Contender, Grid, Watcher
 from orchard.runs.loop import Stop
+from orchard.runs.tuning import best_first, named, validation_scores
 
 RATES: Mapping[str, Sequence[Any]] = {"lr": (1e-2, 1e-3, 1e-4), "lr_decay": (1.0, 0.9964, 0.9)}
 PARAMETERS: Mapping[str, Mapping[str, Sequence[Any]]] = {
@@ -34,24 +35,12 @@ def searched(method: str, parameters: Mapping[str, Any]) -> Mapping[str, Sequenc
 
 def tuned(grid: Grid, rows: Sequence[Contender], watcher: Watcher, stop: Stop | None) -> list[Contender]:
     """Return the same rows with the parameters that do best on validation data, with the first seed."""
-    seed = grid.seeds[0]
+    with_first_seed = replace(grid, seeds=grid.seeds[:1])
 
     def best(candidates: Mapping[str, Sequence[Contender]]) -> dict[str, Contender]:
-        """Return the best candidate of each row; all run as one grid, so that rows can share runs."""
-        every = [one for these in candidates.values() for one in these]
-        failure: GridFailed | None = None
-        runs: Mapping[tuple[str, int], Measured]
-        try:
-            runs = run_grid(replace(grid, seeds=[seed]), every, watcher, stop)
-        except GridFailed as failed:
-            failure, runs = failed, failed.measured
-        chosen = {}
-        for label, these in candidates.items():
-            sound = [one for one in these if (one.label, seed) in runs]
-            if failure and not sound:
-                raise failure
-            chosen[label] = max(sound, key=lambda one: runs[one.label, seed].figures.validation)
-        return chosen
+        """Return the best candidate of each row, the first of equals; one that fails is out."""
+        scores = validation_scores(with_first_seed, candidates, watcher, stop)
+        return {label: best_first(these, scores)[0] for label, these in candidates.items()}
 
     chosen = best({row.label: with_rates(row) for row in rows})
     grids = {label: [row, *with_parameters(row)] for label, row in chosen.items() if with_parameters(row)}
@@ -63,7 +52,7 @@ def tuned(grid: Grid, rows: Sequence[Contender], watcher: Watcher, stop: Stop | 
 def with_rates(row: Contender) -> list[Contender]:
     """Return the row once for every pair of learning rate and decay."""
     return [
-        replace(row, label=_named(row.label, values), changes={**row.changes, **values}) for values in _product(RATES)
+        replace(row, label=named(row.label, values), changes={**row.changes, **values}) for values in _product(RATES)
     ]
 
 
@@ -71,15 +60,10 @@ def with_parameters(row: Contender) -> list[Contender]:
     """Return the row once for every other combination of its method's own parameters."""
     grid = _product(searched(row.settings.name, row.settings.model_dump()))
     rows = [
-        replace(row, label=_named(row.label, values), settings=row.settings.model_copy(update=values))
-        for values in grid
+        replace(row, label=named(row.label, values), settings=row.settings.model_copy(update=values)) for values in grid
     ]
     return [one for one in rows if one.settings != row.settings]
 
 
 def _product(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-
-
-def _named(label: str, values: Mapping[str, Any]) -> str:
-    return " ".join([label, *(f"{name}={value}" for name, value in values.items())])
