@@ -160,3 +160,11 @@ class Server(Party):
 
     def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Take in the uploads of a round, by client."""
+
+    def welcome(self, newcomer: int, selected: Sequence[str], upload: Vectors | None) -> Vectors:
+        """Return the vectors that a newcomer selected, after the last round of a federation that it was not in.
+
+        `upload` is what it would upload now, None before it has trained; nothing of it is kept. A server that makes
+        something of its own for every client says here what it makes for one more, and numbers it after the others.
+        """
+        return self.send(newcomer, selected)

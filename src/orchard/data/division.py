@@ -86,10 +86,14 @@ def standardised(clients: Sequence[ClientData], schema: Schema, *, shared: bool)
 
 
 def prepared(client: ClientData, schema: Schema, moments: Moments) -> ClientData:
-    """Return a client's rows standardised by these moments; a missing value becomes 0, the mean."""
-    scaling = Scaling.of(moments, schema)
-    scaled = client.changed(lambda part: Samples(torch.from_numpy(scaling.apply(part.x.numpy())), part.y))
-    return replace(scaled, preparation=Preparation(table=schema, scaling=scaling))
+    """Return a client's rows standardised by these moments."""
+    return scaled(client, schema, Scaling.of(moments, schema))
+
+
+def scaled(client: ClientData, schema: Schema, scaling: Scaling) -> ClientData:
+    """Return a client's rows standardised; a missing value becomes 0, the mean."""
+    changed = client.changed(lambda part: Samples(torch.from_numpy(scaling.apply(part.x.numpy())), part.y))
+    return replace(changed, preparation=Preparation(table=schema, scaling=scaling))
 
 
 def _by_owner(

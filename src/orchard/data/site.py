@@ -12,7 +12,7 @@ from orchard.data.own_images import part_folders, read_folders
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, split_by_stratum
 from orchard.data.tables.datasets import table_samples
-from orchard.data.tables.encoding import make_schema
+from orchard.data.tables.encoding import Schema, make_schema
 from orchard.data.tables.reading import read_table
 from orchard.data.tables.scaling import Moments
 from orchard.errors import UserError
@@ -20,12 +20,16 @@ from orchard.experiment import Experiment
 from orchard.tasks.task import Task
 
 
-def site_data(path: Path, name: str, index: int, task: Task, experiment: Experiment) -> FederatedData:
-    """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest."""
-    schema = None
+def site_data(
+    path: Path, name: str, index: int, task: Task, experiment: Experiment, schema: Schema | None = None
+) -> FederatedData:
+    """Load a site's data; if they have no test part, 20 % become it; if no validation part, 15 % of the rest.
+
+    A table's columns are those of `schema`, or else what the experiment says of them.
+    """
     if experiment.table is not None:
         frame = read_table(path)
-        schema = make_schema(frame, experiment.table, str(path))
+        schema = schema or make_schema(frame, experiment.table, str(path))
         parts: Mapping[str, Samples] = {"train": table_samples(frame, schema, task, experiment.table, str(path))}
     else:
         parts = _images(path, task, experiment) if path.is_dir() else _arrays(path, task, experiment)

@@ -172,8 +172,22 @@ class GraftServer(Server):
         self.missing = self.missing & ~seen if self.trained else ~seen
         self.trained = True
         rows = [tuple(row) for row in (self.pooled & ~self.missing).tolist()]
-        made = {row: weighted_mean(dict(compress(enumerate(self.cores), row)), self.samples) for row in set(rows)}
+        made = {row: self._average(torch.tensor(row)) for row in set(rows)}
         self.pools = [made[row] for row in rows]
+
+    def welcome(self, newcomer: int, selected: Sequence[str], upload: Vectors | None) -> Vectors:
+        """Return the average of all cores; then that of the pools towards which the newcomer's core has left it."""
+        members = present = ~self.missing
+        pools = torch.unique(self.pooled[present] & present, dim=0)
+        if upload is not None and len(pools) > 1:
+            middle, *ends = (self._average(row).cpu() for row in (present, *pools))
+            members = pools[cosines([end - middle for end in (upload["core"].cpu(), *ends)])[0, 1:].argmax()]
+        weights = torch.cat([members, torch.zeros(1)]) * torch.tensor([*self.samples, 0])
+        return {"pool": self._average(members), "weights": (weights / weights.sum()).to(self.cores[0])}
+
+    def _average(self, members: Tensor) -> Tensor:
+        """Return the average of some clients' cores."""
+        return weighted_mean(dict(compress(enumerate(self.cores), members.tolist())), self.samples)
 
     def _weigh(self, seen: Tensor) -> None:
         """Add how those who were seen have left their pools, and decide anew who is pooled."""

@@ -114,13 +114,26 @@ class HeurFedAMPServer(Server):
 
     def send(self, client: int, selected: Sequence[str]) -> Vectors:
         """Return the mixture for a client."""
-        mixture = torch.cat([self.weights[client] @ block for block in float64_blocks(self.models)])
-        return {"mixture": mixture.to(self.like)}
+        return {"mixture": mixture(self.weights[client], self.models).to(self.like)}
+
+    def welcome(self, newcomer: int, selected: Sequence[str], upload: Vectors | None) -> Vectors:
+        """Return the mixture for one more client; before it has a model, the mean of all."""
+        if upload is None:
+            weights, models = torch.full((newcomer,), 1 / newcomer, dtype=torch.float64), self.models
+        else:
+            models = [*self.models, upload["model"].cpu()]
+            weights = mixture_weights(cosines(models), self.sigma, self.self_weight)[-1]
+        return {"mixture": mixture(weights, models).to(self.like)}
 
     def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Keep the new models and recompute all weights."""
         self.models = [uploads[j]["model"].cpu() if j in uploads else model for j, model in enumerate(self.models)]
         self.weights = mixture_weights(cosines(self.models), self.sigma, self.self_weight)
+
+
+def mixture(weights: Tensor, models: Sequence[Tensor]) -> Tensor:
+    """Return Σ_j ξ_j·w_j, in float64."""
+    return torch.cat([weights @ block for block in float64_blocks(models)])
 
 
 def float64_blocks(models: Sequence[Tensor]) -> Iterator[Tensor]:

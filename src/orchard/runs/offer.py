@@ -1,0 +1,107 @@
+"""What a newcomer needs of a finished run: the experiment, what its clients brought, and the server's last state.
+
+It holds no client's data, relationships or personalised model. On disk it is a folder with one checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from orchard.core.federation import Federation
+from orchard.data.tables.encoding import Schema
+from orchard.data.tables.scaling import Moments, Scaling
+from orchard.errors import UserError
+from orchard.experiment import Experiment
+from orchard.runs.checkpoints import read_newest, write_checkpoint
+from orchard.runs.files import make_empty
+from orchard.runs.folder import RunFolder
+from orchard.settings import validated
+from orchard.tasks.registry import task_named
+from orchard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a run offers to a newcomer."""
+
+    experiment: Experiment
+    clients: list[str]
+    samples: list[int]
+    """The training samples of each client."""
+    shape: list[int]
+    task: Task
+    server: Mapping[str, Any]
+    """The server's state after the last round."""
+    table: Schema | None = None
+    """How rows of a table become numbers, if the data are one and were in one place."""
+    scaling: Scaling | None = None
+    """How these are standardised, if all clients share that."""
+    moments: Moments | None = None
+    """The same, if the clients were on separate machines."""
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Self:
+        """Return what a finished run offers, of clients in one process or, at their server, on separate machines."""
+        result = folder.header()
+        held, experiment = result.distribution, result.experiment
+        checkpoint, problems = folder.newest_checkpoint()
+        if checkpoint is None or checkpoint["rounds"] < experiment.rounds:
+            raise UserError("\n".join([*problems, f"{folder.path}: the run is not finished, or keeps no checkpoint"]))
+        shared = experiment.table is not None and experiment.table.scaling == "shared"
+        prepared = held.preparations[0] if held.preparations else None
+        return cls(
+            experiment.model_copy(update={"dataset": Path(experiment.dataset).name}),
+            held.clients,
+            held.samples["train"],
+            held.shape,
+            result.task,
+            checkpoint["server"],
+            validated(Schema, prepared["table"]) if prepared else None,
+            validated(Scaling, prepared["scaling"]) if prepared and shared else None,
+            result.federation.moments,
+        )
+
+    def federation(self) -> Federation:
+        """Return the federation as it was, without the newcomer."""
+        return Federation(self.experiment, tuple(self.samples), tuple(self.shape), self.task)
+
+    def shared_moments(self) -> Moments:
+        """Return the moments by which separate machines standardise."""
+        if self.moments is None:
+            raise UserError("the run has not kept how its tables were standardised")
+        return self.moments
+
+    def write(self, folder: Path) -> None:
+        """Write the offer into a new folder."""
+        make_empty(folder)
+        content = {
+            "experiment": self.experiment.model_dump(mode="json"),
+            "clients": self.clients,
+            "samples": self.samples,
+            "shape": self.shape,
+            "task": [self.task.name, list(self.task.classes), self.task.scale()],
+            "server": dict(self.server),
+            **{name: value and value.model_dump(mode="json") for name, value in self._tables().items()},
+        }
+        write_checkpoint(folder, self.experiment.rounds, content)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read an offer, or make that of a run, from its folder."""
+        if (folder / "environment.json").exists():
+            return cls.of(RunFolder(folder))
+        content, problems = read_newest(folder)
+        if content is None:
+            raise UserError("\n".join(problems) or f"{folder}: is neither a run's folder nor an offer's")
+        try:
+            kinds = {"table": Schema, "scaling": Scaling, "moments": Moments}
+            tables = {name: content[name] and validated(kind, content[name]) for name, kind in kinds.items()}
+            known = {name: content[name] for name in ("clients", "samples", "shape", "server")}
+            experiment = validated(Experiment, content["experiment"], f"{folder}: ")
+            return cls(experiment, **known, task=task_named(*content["task"]), **tables)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{folder}: is no offer: {error!r}") from None
+
+    def _tables(self) -> dict[str, Schema | Scaling | Moments | None]:
+        return {"table": self.table, "scaling": self.scaling, "moments": self.moments}
