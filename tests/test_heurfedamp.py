@@ -91,3 +91,15 @@ def test_a_round_by_hand() -> None:
     assert torch.equal(client.personalised(), expected)
     free, _ = local_sgd(context, 1, received)
     assert (expected - mixture).norm() < (free - mixture).norm()
+
+
+def test_a_newcomer_gets_what_one_more_client_would_get() -> None:
+    four, five = (SmallFederation(method=method("heurfedamp", self_weight=0.3), clients=n) for n in (4, 5))
+    uploads = {i: update.upload for i, update in enumerate(five.round(0))}
+    four.server.aggregate({i: uploads[i] for i in range(4)})
+    asked = ("mixture",)
+    torch.testing.assert_close(
+        four.server.welcome(4, asked, uploads[4])["mixture"], five.server.send(4, asked)["mixture"], rtol=0, atol=0
+    )
+    mean = torch.stack([uploads[i]["model"] for i in range(4)]).double().mean(0)
+    torch.testing.assert_close(four.server.welcome(4, asked, None)["mixture"], mean.float(), rtol=0, atol=0)

@@ -206,12 +206,12 @@ def plan_of(**table: object) -> Plan:
     return Plan(run="run", sites=SITES, experiment=experiment, agreement=Agreement(classes=classes))
 
 
-def in_one_place(home: Path, plan: Plan) -> orchard.Result:
+def in_one_place(home: Path, plan: Plan, out: Path | None = None) -> orchard.Result:
     folder = home / "tables"
     folder.mkdir()
     for i, site in enumerate(SITES):
         patients(i).to_csv(folder / f"{i} {site}.csv", index=False)
-    return orchard.run(plan.experiment.changed(dataset=str(folder)))
+    return orchard.run(plan.experiment.changed(dataset=str(folder)), out=out)
 
 
 @pytest.mark.parametrize(

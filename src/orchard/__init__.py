@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from orchard.errors import RunFailed, Stopped, UserError
     from orchard.experiment import Experiment, RunOptions, load_experiment
     from orchard.runs.checks import check
+    from orchard.runs.joining import Joined, join
     from orchard.runs.result import Result
     from orchard.runs.run import load, resume, run
 
@@ -19,12 +20,14 @@ __version__ = "0.2.0"
 __all__ = [
     "ClientArrays",
     "Experiment",
+    "Joined",
     "Result",
     "RunFailed",
     "RunOptions",
     "Stopped",
     "UserError",
     "check",
+    "join",
     "load",
     "load_experiment",
     "resume",
@@ -36,6 +39,7 @@ _HOMES = {
     "orchard.errors": ("RunFailed", "Stopped", "UserError"),
     "orchard.experiment": ("Experiment", "RunOptions", "load_experiment"),
     "orchard.runs.checks": ("check",),
+    "orchard.runs.joining": ("Joined", "join"),
     "orchard.runs.result": ("Result",),
     "orchard.runs.run": ("load", "resume", "run"),
 }

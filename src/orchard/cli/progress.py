@@ -1,7 +1,7 @@
 """The progress of a run or a grid on standard error: a live bar on a terminal, else plain lines."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,18 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnProgress | Non
             shown = done
 
         yield say
+
+
+@contextmanager
+def rounds_shown(what: str, rounds: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """Show on a terminal how many rounds are done, without figures."""
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    with _bar(console) as bar:
+        task = bar.add_task(what, total=rounds, figures="")
+        yield lambda: bar.advance(task)
 
 
 def say_if_loss_stays() -> OnProgress:

@@ -17,6 +17,9 @@ RULES = {
     "are a little too good",
     "last": "the last round",
     "validation": "the round with the best mean validation score of all clients",
+    "own-validation": "the round with this client's best validation score",
+    "joined": "the round with this client's best validation score, counted from when it joined: the others had "
+    "finished training, and their models stayed as they were",
 }
 ARRAYS = (
     "- Images: channels first, resized to that size (bilinear), pixels scaled from 0 … 255 to −1 … 1, i.e. "

@@ -21,6 +21,7 @@ from orchard.export.card import model_card
 from orchard.export.trained_model import Choice, TrainedModel
 from orchard.runs.files import write_durably
 from orchard.runs.folder import RunFolder
+from orchard.runs.joining import Joined
 from orchard.runs.result import Result
 
 ABOUT = "orchard"
@@ -48,11 +49,28 @@ def export_model(run: Path, client: str, to: Path, choice: Choice = "validation"
     return trained.client, write_model(trained, to)
 
 
+def export_joined(joined: Joined, to: Path) -> Path:
+    """Write the model of a newcomer to a finished run, and its card; return the card's path."""
+    data = joined.data
+    preparations = data.preparations()
+    trained = TrainedModel(
+        federation=joined.federation,
+        client=joined.client.name,
+        clients=joined.federation.clients,
+        sizes={part: sizes[0] for part, sizes in data.sizes().items()},
+        counts={part: rows[0] for part, rows in data.class_counts().items()},
+        scores=joined.joined.scores,
+        round=joined.joined.round,
+        choice="joined",
+        model=joined.joined.model,
+        preparation=preparations[0] if preparations else None,
+    )
+    return write_model(trained, to)
+
+
 def write_model(trained: TrainedModel, to: Path) -> Path:
     """Write a model and its card; return the card's path."""
-    packed = FORMATS.get(to.suffix)
-    if packed is None:
-        raise UserError(f"--to {to}: models are written as {', '.join(FORMATS)}")
+    packed = packer_for(to)
     module = trained.module()
     for p in module.parameters():
         p.data = p.data.contiguous()  # training may have stored convolutions with channels last
@@ -91,6 +109,16 @@ def _chosen_round(folder: RunFolder, result: Result, choice: Choice) -> int:
 
 
 # --- Formats ---
+
+Packer = Callable[[nn.Module, Tensor, dict[str, Any]], bytes]
+"""Takes a module, an example of its input, and the metadata to store; returns the content of a file."""
+
+
+def packer_for(to: Path) -> Packer:
+    """Return what writes a model into a file of this name; raise if nothing does."""
+    if to.suffix not in FORMATS:
+        raise UserError(f"--to {to}: models are written as {', '.join(FORMATS)}")
+    return FORMATS[to.suffix]
 
 
 def all_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -147,7 +175,7 @@ def _compare(given: Tensor, module: nn.Module, example: Tensor) -> None:
         torch.testing.assert_close(given, module(_others(example)), rtol=1e-3, atol=1e-4)
 
 
-FORMATS: dict[str, Callable[[nn.Module, Tensor, dict[str, Any]], bytes]] = {
+FORMATS: dict[str, Packer] = {
     ".safetensors": _as_safetensors,
     ".pt2": _as_pt2,
     ".onnx": _as_onnx,

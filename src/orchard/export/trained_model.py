@@ -17,8 +17,9 @@ from orchard.tasks.task import Task
 
 FORMAT = 2
 """The format of an exported file's metadata."""
-Choice = Literal["best", "last", "validation"]
-"""Which round's model: the best by mean test score, the last, or the best by mean validation score."""
+Choice = Literal["best", "last", "validation", "own-validation", "joined"]
+"""Which round's model: the best by mean test score, the last, the best by mean validation score, or the best by the
+client's own validation score, of a site or of a newcomer to a finished run."""
 
 
 @dataclass(frozen=True)

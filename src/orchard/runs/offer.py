@@ -14,7 +14,6 @@ from orchard.data.tables.scaling import Moments, Scaling
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.runs.checkpoints import read_newest, write_checkpoint
-from orchard.runs.files import make_empty
 from orchard.runs.folder import RunFolder
 from orchard.settings import validated
 from orchard.tasks.registry import task_named
@@ -74,7 +73,10 @@ class Offer:
 
     def write(self, folder: Path) -> None:
         """Write the offer into a new folder."""
-        make_empty(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made: {error.strerror or error}") from None
         content = {
             "experiment": self.experiment.model_dump(mode="json"),
             "clients": self.clients,
@@ -82,26 +84,28 @@ class Offer:
             "shape": self.shape,
             "task": [self.task.name, list(self.task.classes), self.task.scale()],
             "server": dict(self.server),
-            **{name: value and value.model_dump(mode="json") for name, value in self._tables().items()},
+            "table": self.table and self.table.model_dump(mode="json"),
+            "scaling": self.scaling and self.scaling.model_dump(mode="json"),
+            "moments": self.moments and self.moments.model_dump(mode="json"),
         }
         write_checkpoint(folder, self.experiment.rounds, content)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read an offer, or make that of a run, from its folder."""
-        if (folder / "environment.json").exists():
+        if (folder / "experiment.toml").exists():
             return cls.of(RunFolder(folder))
         content, problems = read_newest(folder)
         if content is None:
             raise UserError("\n".join(problems) or f"{folder}: is neither a run's folder nor an offer's")
         try:
-            kinds = {"table": Schema, "scaling": Scaling, "moments": Moments}
-            tables = {name: content[name] and validated(kind, content[name]) for name, kind in kinds.items()}
-            known = {name: content[name] for name in ("clients", "samples", "shape", "server")}
-            experiment = validated(Experiment, content["experiment"], f"{folder}: ")
-            return cls(experiment, **known, task=task_named(*content["task"]), **tables)
+            return cls(
+                validated(Experiment, content["experiment"]),
+                **{name: content[name] for name in ("clients", "samples", "shape", "server")},
+                task=task_named(*content["task"]),
+                table=content["table"] and validated(Schema, content["table"]),
+                scaling=content["scaling"] and validated(Scaling, content["scaling"]),
+                moments=content["moments"] and validated(Moments, content["moments"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder}: is no offer: {error!r}") from None
-
-    def _tables(self) -> dict[str, Schema | Scaling | Moments | None]:
-        return {"table": self.table, "scaling": self.scaling, "moments": self.moments}
+            raise UserError(f"{folder}: is not an offer: {error!r}") from None

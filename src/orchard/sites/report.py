@@ -80,7 +80,7 @@ def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
         counts=about["counts"],
         scores=Scores.from_plain(model["scores"]),
         round=model["round"],
-        choice=choice,
+        choice="own-validation" if choice == "validation" else choice,
         model=(model["vector"], model["buffers"]),
         preparation=about["preparation"],
     )
