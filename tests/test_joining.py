@@ -104,10 +104,11 @@ def test_a_newcomer_finds_its_own_kind(settings: dict[str, object], group: int, 
     small_run(clients[:4], method=settings, rounds=8, out=tmp_path / "run")
     mine = write_npz(tmp_path / "mine.npz", clients[4 + group])
     joined = join(tmp_path / "run", mine, rounds=4)
-    assert joined.joined.scores.test["accuracy"] == 1
-    if isinstance(found := joined.diagnostics.get("relationships"), list):
-        same, others = (sum(found[i] for i in range(4) if (i % 2 == group) is kind) for kind in (True, False))
-        assert same > others
+    found = joined.diagnostics["relationships"]
+    assert isinstance(found, list)
+    same, others = (sum(found[i] for i in range(4) if (i % 2 == group) is kind) for kind in (True, False))
+    assert same > others
+    assert joined.joined.scores.test["accuracy"] > 0.9  # type: ignore[operator]
     if settings["name"] == "graft":
         assert others == 0
 
