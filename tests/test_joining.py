@@ -96,7 +96,7 @@ def two_groups(clients: int) -> list[ClientArrays]:
     [
         (method("graft"), 4),
         (method("apple", initial="shared", steps="full", relationship_lr=0.02), 4),
-        (method("fedfomo"), 1),  # later nobody may be better than its own model
+        (method("fedfomo"), 2),  # later nobody may be better than its own model
     ],
 )
 def test_a_newcomer_finds_its_own_kind(settings: dict[str, object], rounds: int, group: int, tmp_path: Path) -> None:
