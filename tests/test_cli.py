@@ -170,3 +170,44 @@ def test_a_warning_about_data_is_one_line(tmp_path: Path) -> None:
     warning, refusal = run.stderr.splitlines()
     assert warning.startswith("orchard: pathmnist.npz is not the published file: its MD5 is ")
     assert refusal.startswith("orchard: pathmnist.npz: is damaged or not an .npz")
+
+
+def test_progress_and_summary_speak_of_the_same_moment(tmp_path: Path) -> None:
+    quick = ["--set", "epochs=1", "--set", "model=mlp", "--rounds", "3"]
+    run = orchard_command("run", "--method", "fedavg-ft", *quick, cwd=tmp_path)
+    lines = [line for line in run.stderr.splitlines() if line.startswith("round ")]
+    assert [line.split("  ")[0] for line in lines] == ["round 1/3", "round 2/3", "round 3/3"]
+    last = re.search(r"last round ([\d.]+) %", run.stdout)
+    shown = re.search(r"mean ([\d.]+) %", lines[-1])
+    assert last is not None
+    assert shown is not None
+    assert abs(float(last[1]) - float(shown[1])) <= 0.051  # rounded to one digit and to two
+
+
+def test_a_file_is_replaced_only_if_one_says_so(tmp_path: Path) -> None:
+    orchard_command(
+        "run", "--rounds", "1", "--set", "epochs=1", "--set", "model=mlp", "--out", "run", "--quiet", cwd=tmp_path
+    )
+    model = tmp_path / "model.safetensors"
+    model.write_text("mine")
+    export = ["export", "run", "--client", "0", "--to", model.name]
+    refused = orchard_command(*export, cwd=tmp_path)
+    assert (refused.returncode, refused.stderr) == (2, "orchard: model.safetensors: exists; --force replaces it\n")
+    assert model.read_text() == "mine"
+    assert orchard_command(*export, "--force", cwd=tmp_path).returncode == 0
+    assert model.read_bytes() != b"mine"
+
+
+def test_a_data_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
+    run = orchard_command("run", "--dataset", "mnist", "--data-dir", "nowhere", cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (
+        2,
+        "orchard: data_dir = 'nowhere': is no folder; make it first, or leave it out to use the cache\n",
+    )
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_help_has_a_short_form(tmp_path: Path) -> None:
+    for command in ([], ["run"], ["deploy", "run"], ["site", "check"]):
+        short, long = (orchard_command(*command, flag, cwd=tmp_path) for flag in ("-h", "--help"))
+        assert (short.returncode, short.stdout) == (0, long.stdout)

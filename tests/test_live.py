@@ -161,7 +161,7 @@ def test_a_run_opens_its_page_and_runs_all_the_same_where_it_cannot(tmp_path: Pa
     command = [sys.executable, "-c", MAIN, "run", *quick, "--open"]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    live, _advice, progress = run.stderr.splitlines()
+    _advice, live, progress = run.stderr.splitlines()
     assert live.startswith("live at http://127.0.0.1:")
     assert progress.startswith("round 1/1")
     assert (tmp_path / "kept/summary.json").exists()

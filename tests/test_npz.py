@@ -13,7 +13,7 @@ from orchard.data.datasets import load_dataset
 from orchard.data.division import federated_data
 from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
-from orchard.runs.folder import free_folder
+from orchard.runs.folder import new_folder
 
 
 def write_npz(path: Path, **changes: NDArray[Any] | None) -> str:
@@ -258,5 +258,10 @@ def test_a_column_needs_its_name_and_an_npz() -> None:
 
 
 def test_a_run_on_ones_own_data_is_kept_in_the_runs_folder(tmp_path: Path) -> None:
-    name = free_folder(Path("runs"), Experiment(dataset=write_npz(tmp_path / "my [data].npz")))
-    assert name == Path("runs/my-data-.npz-practical-apple-seed42")
+    experiment = Experiment(dataset=write_npz(tmp_path / "my [data].npz"))
+    with new_folder(tmp_path / "runs", experiment) as first, new_folder(tmp_path / "runs", experiment) as second:
+        assert first == tmp_path / "runs/my-data-.npz-practical-apple-seed42"
+        assert second == tmp_path / "runs/my-data-.npz-practical-apple-seed42-2"
+        (first / "metrics.jsonl").touch()
+    assert first.exists()
+    assert not second.exists()  # nothing was begun there

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchard.cli.options import Quiet, RunArgument, app
+from orchard.cli.options import Force, Quiet, RunArgument, app, may_replace
 
 if TYPE_CHECKING:
     from orchard.runs.joining import Joined
@@ -23,6 +23,7 @@ def join(
     to: Annotated[
         Path | None, typer.Option(help="A file for its model, with a card: .safetensors, .pt2 or .onnx.")
     ] = None,
+    force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Personalise for a client that was not there: it learns from what a finished run has left."""
@@ -32,6 +33,7 @@ def join(
 
     if to is not None:
         packer_for(to)  # raises before anything is trained
+        may_replace(to, force=force)
     with rounds_shown(f"{name} joins", 2 * (rounds + 1), quiet=quiet) as progress:
         joined = join_run(run, data, name, rounds, progress)
     _print(joined)

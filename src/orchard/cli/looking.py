@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchard.cli.options import RUNS, RunArgument, RunsArgument, app
+from orchard.cli.options import RUNS, Force, RunArgument, RunsArgument, app, may_replace
 
 
 @app.command("runs")
@@ -67,10 +67,12 @@ def export(
         Literal["best", "last", "validation"],
         typer.Option("--round", help="The round of the best mean test or validation score, or the last."),
     ] = "validation",
+    force: Force = False,
 ) -> None:
     """Export a client's personalised model, with a model card beside it."""
     from orchard.export.export import export_model
 
+    may_replace(to, force=force)
     name, card = export_model(run, client, to, round)
     typer.echo(f"written: {to}, the model of {name}, described in {card}", err=True)
 

@@ -1,5 +1,6 @@
 """The command-line app, and the options that several commands share."""
 
+import sys
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from orchard.experiment import Experiment, RunOptions
     from orchard.runs.grid import Contender
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 RUNS = Path("runs")
 
@@ -29,6 +32,7 @@ Workers = Annotated[int | None, typer.Option(help="Clients trained at the same t
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there, without asking.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders.", metavar="RUN...")]
 Methods = Annotated[
@@ -73,6 +77,14 @@ def _whole_number(text: str) -> int:
     if not text.isdecimal():
         raise UserError(f"--seeds: {text!r} is not a whole number from 0")
     return int(text)
+
+
+def may_replace(file: Path, *, force: bool) -> None:
+    """Ask before a file is replaced; raise if nobody can be asked, or the answer is no."""
+    if force or not file.exists():
+        return
+    if not (sys.stdin.isatty() and typer.confirm(f"{file} exists; replace it?", err=True)):
+        raise UserError(f"{file}: exists; --force replaces it")
 
 
 def make_folder(option: str, path: Path) -> None:

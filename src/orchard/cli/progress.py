@@ -1,5 +1,6 @@
 """The progress of a run or a grid on standard error: a live bar on a terminal, else plain lines."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnProgress | Non
             task = bar.add_task(experiment.method.name, total=experiment.rounds, figures="starting")
 
             def advance(result: Result) -> None:
-                bar.update(task, completed=len(result.rounds), figures=_figures(result))
+                bar.update(task, completed=result.evaluated_rounds(), figures=_figures(result))
 
             yield advance
     else:
@@ -36,7 +37,9 @@ def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnProgress | Non
 
         def say(result: Result) -> None:
             nonlocal shown, first
-            done, total = len(result.rounds), experiment.rounds
+            done, total = result.evaluated_rounds(), experiment.rounds
+            if not done:  # the first exchange of methods whose aggregation is evaluated in the next one
+                return
             first = done - 1 if shown < 0 else first  # a resumed run does not start at 0
             if done > shown:
                 left = (time.monotonic() - began) / (done - first) * (total - done)
@@ -106,7 +109,8 @@ class GridWatcher:
         def advance(result: Result) -> None:
             if self.bar:
                 figures = f"{label}, seed {seed}: {_figures(result)}"
-                self.bar.update(self.task, completed=self.done * self.rounds + len(result.rounds), figures=figures)
+                done = self.done * self.rounds + result.evaluated_rounds()
+                self.bar.update(self.task, completed=done, figures=figures)
 
         return advance
 
@@ -149,13 +153,14 @@ def _bar(console: Console) -> Progress:
 
 
 def _figures(result: Result) -> str:
-    """Return the mean and the worst test score after training, as text."""
-    names, scores = result.distribution.clients, result.rounds[-1].after_training
-    score, name = result.task.measures[result.task.score], result.task.score
-    found = {client: s.test[name] if s else None for client, s in zip(names, scores, strict=True)}
-    known = {client: value for client, value in found.items() if value is not None}
+    """Return the mean and the worst test score of the newest round that was evaluated, as text."""
+    score, done = result.task.measures[result.task.score], result.evaluated_rounds()
+    if not done:
+        return "nothing evaluated yet"
+    values = zip(result.distribution.clients, result.scores()[done - 1].tolist(), strict=True)
+    known = {client: value for client, value in values if not math.isnan(value)}
     if not known:
-        return "no client trained" if not any(scores) else f"no {score.title} yet"
+        return f"no {score.title} yet"
     worst = min(known, key=lambda client: known[client])
     mean = sum(known.values()) / len(known)
     return f"mean {score.text(mean)}  worst {score.text(known[worst])} ({worst})"

@@ -74,15 +74,15 @@ def run(
 
     from orchard.cli.progress import checked_data, say_if_loss_stays, watched
     from orchard.cli.stopping import stoppable
-    from orchard.runs.folder import free_folder
+    from orchard.runs.folder import new_folder
     from orchard.runs.run import run as run_experiment
 
-    folder = options.out or free_folder(RUNS, planned)
+    data = checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
     with ExitStack() as stack:
+        folder = options.out or stack.enter_context(new_folder(RUNS, planned))
         events = stack.enter_context(_events(folder)) if tensorboard else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
-        data = checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
         bar = stack.enter_context(watched(planned, quiet=quiet))
         stop = stack.enter_context(stoppable())
         advice = None if quiet else say_if_loss_stays()

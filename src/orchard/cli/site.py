@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchard.cli.options import app
+from orchard.cli.options import Force, app, may_replace
 
 site_app = typer.Typer(no_args_is_help=True, help="Take part as one of several silos on separate machines.")
 app.add_typer(site_app, name="site")
@@ -41,9 +41,11 @@ def export_site(
         Literal["last", "validation"],
         typer.Option("--round", help="The round that this site's validation data choose, or the last."),
     ] = "validation",
+    force: Force = False,
 ) -> None:
     """Export this site's personalised model, with a model card beside it."""
     from orchard.sites.report import export, site_run
 
+    may_replace(to, force=force)
     card = export(site_run(kit, run), to, round)
     typer.echo(f"written: {to}, described in {card}", err=True)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from orchard.data.catalogue import CATALOGUE, Entry
-from orchard.data.download import data_folder, obtain
+from orchard.data.download import chosen_folder, data_folder, obtain
 from orchard.data.heart import read_heart_disease
 from orchard.data.own import own_arrays, own_images
 from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
@@ -53,6 +53,8 @@ def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> D
     if entry.format == "embedded":
         return _digits(experiment)
     folder = data_folder(data_dir)
+    if chosen_folder(data_dir) and not folder.is_dir():
+        raise UserError(f"data_dir = '{folder}': is no folder; make it first, or leave it out to use the cache")
     larger = [side for side in entry.files if side >= experiment.size]
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
     paths = [obtain(source, folder) for source in entry.files[size]]

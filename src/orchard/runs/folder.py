@@ -40,12 +40,31 @@ PATIENCE = 1.0
 State = Literal["running", "finished", "failed", "interrupted"]
 
 
-def free_folder(root: Path, experiment: Experiment) -> Path:
-    """Return the first unused name for a run's folder."""
+@contextmanager
+def new_folder(root: Path, experiment: Experiment) -> Iterator[Path]:
+    """Make a run's folder with the first unused name, which no other process can take; remove it if it stays empty."""
     data = re.sub(r"[^\w.-]+", "-", Path(experiment.dataset).resolve().name)[:60]  # a name, never a path
     name = f"{data}-{experiment.partition.name}-{experiment.method.name}-seed{experiment.seed}"
     candidates = (root / (name if k == 1 else f"{name}-{k}") for k in count(1))
-    return next(path for path in candidates if not path.exists())
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        path = next(path for path in candidates if _made(path))
+    except OSError as error:
+        raise UserError(f"{root}: cannot be used as a folder: {error.strerror}") from None
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; return False if its name is taken."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 class RunFolder:

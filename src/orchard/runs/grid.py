@@ -16,7 +16,7 @@ from orchard.errors import NoUsableCheckpoint, ResumeWarning, RunFailed, Stopped
 from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.method import MethodSettings, Moment
 from orchard.runs.environment import RESULTS_VERSION, own_code
-from orchard.runs.folder import RunFolder, State, free_folder
+from orchard.runs.folder import RunFolder, State, new_folder
 from orchard.runs.loop import Progress, Stop
 from orchard.runs.result import Figures, Result, mean_over_clients
 from orchard.runs.run import load_data, resume, run
@@ -185,8 +185,9 @@ def _reused_or_run(
     if resumed:
         folder, result = resumed
     else:
-        folder = RunFolder(free_folder(grid.root, experiment))
-        result = run(experiment, data, options=grid.options, out=folder.path, progress=progress, stop=stop)
+        with new_folder(grid.root, experiment) as path:
+            folder = RunFolder(path)
+            result = run(experiment, data, options=grid.options, out=path, progress=progress, stop=stop)
     result.models = ()  # they are in the folder; those of a whole grid would fill the memory
     watcher.end(label, experiment.seed, result, None)
     return folder, result

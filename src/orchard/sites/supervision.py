@@ -203,7 +203,8 @@ class Supervisor:
                 write_durably(self.folder.path / name, str(progress["files"][name]))
         lines = progress["lines"]
         try:
-            said = {line["round"]: self._line(line) for line in lines}
+            texts = [self._line(line) for line in lines]
+            said = {line["round"]: text for line, text in zip(lines, texts, strict=True) if text}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RunFailed("the server's figures make no sense") from None
         with (self.folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -216,10 +217,17 @@ class Supervisor:
                 self.shown = round + 1
 
     def _line(self, line: dict[str, Any]) -> str:
-        """Return a line about a round: the mean score, each site's score, and failures."""
-        task = self.plan.task
-        score = task.measures[task.score]
-        values = line["after_training"].get("test", {}).get(task.score, [None] * len(self.plan.sites))
+        """Return a line about a round: the mean score, each site's score, and failures.
+
+        It is empty as long as the method's own evaluation is to come, which for some is in the next exchange.
+        """
+        task, moment = self.plan.task, self.plan.experiment.method.moment
+        score, measured = task.measures[task.score], line["after_training"]
+        if moment != "after_training":
+            measured = line.get(moment, {"measured": []})
+            if not any(measured.get("measured", [True])):
+                return ""
+        values = measured.get("test", {}).get(task.score, [None] * len(self.plan.sites))
         known = [value for value in values if value is not None]
         mean = f"mean {score.text(sum(known) / len(known))}" if known else "nobody"
         each = [f"{site} {score.text(value)}" for site, value in zip(self.plan.sites, values, strict=True)]
