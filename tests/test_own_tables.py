@@ -254,5 +254,5 @@ def test_moments_that_cannot_be_are_rejected(tmp_path: Path, numbers: object) ->
 
 
 def test_a_plan_for_tables_names_their_columns(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"table\.columns: all sites need the same features"):
+    with pytest.raises(orchard.UserError, match=r"table\.columns: all sites need the same features"):
         plan_of(columns=None)

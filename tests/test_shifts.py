@@ -115,7 +115,7 @@ def test_what_cannot_be_done_is_refused(shift: object, message: str) -> None:
 
 
 def test_sites_have_the_data_that_they_have() -> None:
-    with pytest.raises(ValueError, match=r"experiment\.shift: the sites' data are as they are"):
+    with pytest.raises(orchard.UserError, match=r"experiment\.shift: the sites' data are as they are"):
         small_plan(shift="labels")
 
 

@@ -3,9 +3,10 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic._internal._model_construction import ModelMetaclass  # it has no public name
 
 from orchard.errors import UserError
 from orchard.text import nearest
@@ -14,7 +15,20 @@ LaxPath = Annotated[Path, Field(strict=False)]
 S = TypeVar("S", bound="Settings")
 
 
-class Settings(BaseModel):
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
+class _SaidPlainly(ModelMetaclass):
+    """Makes a class whose constructor raises UserError where pydantic raises an error of its own."""
+
+    if not TYPE_CHECKING:  # which would take this for the signature of every constructor
+
+        def __call__(self, *args: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                raise UserError(explain(error)) from None
+
+
+class Settings(BaseModel, metaclass=_SaidPlainly):
     """A frozen group of settings that allows no unknown keys and no wrong types.
 
     A validator's ValueError starts with the field it is about, e.g. ``budget = 12: at most 7 ...``.
