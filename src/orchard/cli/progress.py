@@ -1,52 +1,20 @@
 """The progress of a run or a grid on standard error: a live bar on a terminal, else plain lines."""
 
-import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from orchard.data.clients import FederatedData
 from orchard.experiment import Experiment, RunOptions
 from orchard.runs.checks import FIRST_ROUNDS, findings, unmoved_loss
 from orchard.runs.loop import Progress as OnProgress
+from orchard.runs.progress import bar_on, newest_figures, no_progress
 from orchard.runs.result import Result
 from orchard.runs.run import load_data
-
-
-@contextmanager
-def watched(experiment: Experiment, *, quiet: bool) -> Iterator[OnProgress | None]:
-    """Show a run's progress on standard error: a live bar on a terminal, else a line per round."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if quiet:
-        yield None
-    elif console.is_terminal:
-        with _bar(console) as bar:
-            task = bar.add_task(experiment.method.name, total=experiment.rounds, figures="starting")
-
-            def advance(result: Result) -> None:
-                bar.update(task, completed=result.evaluated_rounds(), figures=_figures(result))
-
-            yield advance
-    else:
-        began, first, shown = time.monotonic(), 0, -1
-
-        def say(result: Result) -> None:
-            nonlocal shown, first
-            done, total = result.evaluated_rounds(), experiment.rounds
-            if not done:  # the first exchange of methods whose aggregation is evaluated in the next one
-                return
-            first = done - 1 if shown < 0 else first  # a resumed run does not start at 0
-            if done > shown:
-                left = (time.monotonic() - began) / (done - first) * (total - done)
-                console.print(f"round {done}/{total}  {_figures(result)}  {left:.0f} s left", soft_wrap=True)
-            shown = done
-
-        yield say
 
 
 @contextmanager
@@ -56,7 +24,7 @@ def rounds_shown(what: str, rounds: int, *, quiet: bool) -> Iterator[Callable[[]
     if not console.is_terminal:
         yield lambda: None
         return
-    with _bar(console) as bar:
+    with bar_on(console) as bar:
         task = bar.add_task(what, total=rounds, figures="")
         yield lambda: bar.advance(task)
 
@@ -101,14 +69,14 @@ class GridWatcher:
                 self.bar.remove_task(task)
             self.task = self.bar.add_task("comparing", total=runs * rounds, figures="starting")
 
-    def begin(self, label: str, seed: int) -> OnProgress | None:
-        """Return a callback that shows a run's rounds on the bar; None without a bar."""
+    def begin(self, label: str, seed: int) -> OnProgress:
+        """Return a callback that shows a run's rounds on the bar, if there is one."""
         if self.bar is None:
-            return None
+            return no_progress
 
         def advance(result: Result) -> None:
             if self.bar:
-                figures = f"{label}, seed {seed}: {_figures(result)}"
+                figures = f"{label}, seed {seed}: {newest_figures(result)}"
                 done = self.done * self.rounds + result.evaluated_rounds()
                 self.bar.update(self.task, completed=done, figures=figures)
 
@@ -136,31 +104,7 @@ def watched_grid(*, quiet: bool) -> Iterator[GridWatcher]:
     """Show the progress of a grid on standard error."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
     if console.is_terminal and not quiet:
-        with _bar(console) as bar:
+        with bar_on(console) as bar:
             yield GridWatcher(console, bar)
     else:
         yield GridWatcher(console, None)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.completed}/{task.total} rounds  {task.fields[figures]}", markup=False),
-        TimeRemainingColumn(compact=True),
-        console=console,
-    )
-
-
-def _figures(result: Result) -> str:
-    """Return the mean and the worst test score of the newest round that was evaluated, as text."""
-    score, done = result.task.measures[result.task.score], result.evaluated_rounds()
-    if not done:
-        return "nothing evaluated yet"
-    values = zip(result.distribution.clients, result.scores()[done - 1].tolist(), strict=True)
-    known = {client: value for client, value in values if not math.isnan(value)}
-    if not known:
-        return f"no {score.title} yet"
-    worst = min(known, key=lambda client: known[client])
-    mean = sum(known.values()) / len(known)
-    return f"mean {score.text(mean)}  worst {score.text(known[worst])} ({worst})"

@@ -72,9 +72,10 @@ def run(
         out=out,
     )
 
-    from orchard.cli.progress import checked_data, say_if_loss_stays, watched
+    from orchard.cli.progress import checked_data, say_if_loss_stays
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import new_folder
+    from orchard.runs.progress import watched
     from orchard.runs.run import run as run_experiment
 
     data = checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
@@ -83,7 +84,7 @@ def run(
         events = stack.enter_context(_events(folder)) if tensorboard else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
-        bar = stack.enter_context(watched(planned, quiet=quiet))
+        bar = None if quiet else stack.enter_context(watched(planned))
         stop = stack.enter_context(stoppable())
         advice = None if quiet else say_if_loss_stays()
         followers = [follower for follower in (events, bar, advice) if follower]
@@ -104,15 +105,16 @@ def resume(
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Resume an interrupted run, to the result it would have had."""
-    from orchard.cli.progress import watched
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import RunFolder
+    from orchard.runs.progress import no_progress, watched
     from orchard.runs.run import resume as resume_run
 
     experiment = RunFolder(run).experiment()
     planned = experiment.model_copy(update={"rounds": rounds or experiment.rounds})
-    with watched(planned, quiet=quiet) as progress, stoppable() as stop:
-        result = resume_run(run, rounds=rounds, progress=progress, stop=stop)
+    with ExitStack() as stack:
+        progress = no_progress if quiet else stack.enter_context(watched(planned))
+        result = resume_run(run, rounds=rounds, progress=progress, stop=stack.enter_context(stoppable()))
     _show(result, run, quiet=quiet, json=json)
 
 

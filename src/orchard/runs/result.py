@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,13 @@ from orchard.data.tables.scaling import Moments
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.runs.metrics import MOMENTS, Exchange, Round, by_name
+from orchard.runs.showing import as_html, plot, to_pandas
 from orchard.settings import validated
 from orchard.tasks.task import Measures, Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 
@@ -93,6 +98,18 @@ class Result:
         score = self.task.measures[self.task.score]
         measured = f", best {score.title} {score.text(self.bmcta, 2)}" if self.evaluated_rounds() else ""
         return f"<Result: {what}, {self.federation.clients} clients, {done}{measured}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the clients with their scores by round, and who learns from whom."""
+        return as_html(self)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a data frame with a row for every round, client and moment of evaluation."""
+        return to_pandas(self)
+
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
+        """Draw each client's test score by round, and their mean; return matplotlib's axes."""
+        return plot(self, axes)
 
     @property
     def task(self) -> Task:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from orchard.runs.environment import environment
 from orchard.runs.folder import RunFolder
 from orchard.runs.loop import Progress, Run, Stop, TooFewAnswers, new_run, restored_run, run_to_end
 from orchard.runs.metrics import Round
+from orchard.runs.progress import shown
 from orchard.runs.result import Result
 from orchard.runs.resuming import check_environment, check_same_experiment, usable_checkpoint
 
@@ -42,6 +44,7 @@ def run(
     Settings make the experiment, or change the one given: ``run(dataset="digits", method="apple", rounds=20)``.
     Run options may be among them: ``run(experiment, out="runs/mine", workers=2)``.
     `data` is each client's data, or one dataset to divide; the experiment's dataset is then "arrays".
+    `progress` is called with the figures so far after every exchange; without it, a terminal or notebook shows a bar.
     """
     use_large_pages()
     experiment, options, data = define(experiment, data, {**dict(options or {}), **settings})
@@ -170,7 +173,8 @@ def _finished(
 ) -> Result:
     """Run the remaining rounds; record a failure in the folder."""
     try:
-        finished = run_to_end(run, folder, options, progress, stop)
+        with nullcontext(progress) if progress else shown(run.experiment) as follower:
+            finished = run_to_end(run, folder, options, follower, stop)
     except (TooFewAnswers, ServerFailed) as failed:
         if folder:
             with folder.on_disk():
