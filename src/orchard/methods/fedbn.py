@@ -6,8 +6,9 @@ X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-II
     (w_i, γ_i, β_i) ← E epochs of SGD from (w, γ_i, β_i);   w ← Σ_i (n_i/n)·w_i
 
 γ_i and β_i are the parameters of all normalisation layers, w is everything else. w_i is uploaded; γ_i, β_i and the
-statistics (running means and variances) never leave the client. Statistics stay with their client in every method
-here, so FedAvg-local differs from this by γ and β alone, and not at all if the model has no such layer.
+statistics (running means and variances) never leave the client. The paper's FedAvg averages the statistics too. Here
+they stay with their client in every method, so FedAvg-local differs from this by γ and β alone, and not at all if the
+model has no such layer.
 """
 
 from typing import ClassVar, Literal
