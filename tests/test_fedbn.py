@@ -108,8 +108,8 @@ class Normalised(nn.Module):
 def test_where_features_differ_it_is_ahead_of_fedavg() -> None:
     """As published: after a few rounds, at clients of which half see inverted images.
 
-    The paper's FedAvg averages statistics too, and is far behind with every seed. Orchard's keeps them with their client
-    and is behind in the mean only. FedAvg-local does as well as FedBN here: local statistics are what helps.
+    The paper's FedAvg averages statistics too, and is far behind with every seed. Orchard's leaves them with their
+    client and is behind in the mean only. FedAvg-local does as well as FedBN here: local statistics are what helps.
     """
     published, ours, fedbn, fedbn_shared = [], [], [], []
     for seed in (0, 1, 2):
