@@ -64,8 +64,8 @@ def shares(method: str, arrays: list[ClientArrays]) -> Shares:
     clocks = {kind: Clock() for kind in ("steps", "evaluation", "measures", "saving", "own")}
     run_epochs = training.run_epochs
 
-    def timed_epochs(context: ClientContext, round: int, step: Any, epochs: int | None = None) -> float:
-        return run_epochs(context, round, clocks["steps"].timed(step), epochs)
+    def timed_epochs(context: ClientContext, round: int, step: Any, *which: Any) -> float:
+        return run_epochs(context, round, clocks["steps"].timed(step), *which)
 
     marks: list[dict[str, float]] = []
 

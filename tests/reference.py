@@ -3,7 +3,7 @@
 First models, data and the order of samples are Orchard's; what is done with them is written from the equations.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,9 @@ def linear() -> nn.Module:
 
 
 def federation(name: str, **parameters: Any) -> SmallFederation:
-    rounds = parameters.pop("rounds", ROUNDS)
+    rounds, model = parameters.pop("rounds", ROUNDS), parameters.pop("model", linear)
     settings = {"clients": 5, "rounds": rounds, "epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "lr_decay": DECAY}
-    return SmallFederation(model=linear, method=method(name, **parameters), **settings)
+    return SmallFederation(model=model, method=method(name, **parameters), **settings)
 
 
 @dataclass
@@ -42,9 +42,11 @@ class Clients:
         sizes = [len(y) for _, y in self.train]
         return np.array(sizes, dtype=np.float64) / sum(sizes)
 
-    def batches(self, i: int, r: int) -> Iterator[tuple[Array, NDArray[np.int64]]]:
+    def batches(
+        self, i: int, r: int, epochs: Sequence[int] = range(EPOCHS)
+    ) -> Iterator[tuple[Array, NDArray[np.int64]]]:
         x, y = self.train[i]
-        for epoch in range(EPOCHS):
+        for epoch in epochs:
             order = generator(self.seed, "batches", i, r, epoch).permutation(len(y))
             for start in range(0, len(y), BATCH):
                 rows = order[start : start + BATCH]

@@ -21,6 +21,7 @@ from orchard.runs.checks import (
     few_tests,
     findings,
     large_batches,
+    nothing_normalised,
     probabilities_as_outputs,
     unmoved_loss,
     unscaled_features,
@@ -143,6 +144,22 @@ def test_scores_are_not_taken_for_probabilities() -> None:
         assert with_end(nn.ReLU(), lift=0.5, task=task) == ""
     assert with_end(nn.LogSoftmax(dim=1)) == ""  # whose cross-entropy is that of the scores
     assert with_end(nn.Sigmoid(), task="regression") == ""
+
+
+def test_fedbn_without_normalisation_layers_is_told_what_it_is() -> None:
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+
+    def said(**settings: Any) -> str:
+        experiment = small_experiment(**settings)
+        return nothing_normalised(experiment, from_arrays(small_arrays(), experiment))
+
+    assert said(method="fedbn", model="mlp") == (
+        "method = 'fedbn': the model has no normalisation layers with parameters, so that this is fedavg-local; "
+        "take a model that has some (BatchNorm, GroupNorm), or another method, e.g. fedper"
+    )
+    assert said(method="fedbn", model=normed) == ""
+    assert said(method="fedavg-local", model="mlp") == ""
 
 
 def test_small_test_parts_are_one_line() -> None:

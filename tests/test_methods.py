@@ -15,8 +15,11 @@ def test_traffic_equals_the_table(name: str) -> None:
     run = small_run(method=name)
     m = 4 * run.summary()["parameters"]
     body = 4 * (6 * 200 + 200)  # of the MLP, all but the last layer
+    head = m - body
     others = {
         "fedper": (body, body),
+        "lg-fedavg": (head, head),
+        "fedrep": (body, body),  # and fedbn sends all, since the MLP has no normalisation layer
         "scaffold": (2 * m, 2 * m),
         "fedfomo": (m, 3 * m),
         "apple": (m, 3 * m),

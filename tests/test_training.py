@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from helpers import federation_of, measures, small_data, small_experiment
 from orchard.core.evaluation import evaluate
-from orchard.core.training import ClientContext, MomentumSGD, NotFinite, gradient, local_sgd, pull, run_epochs
+from orchard.core.training import ClientContext, MomentumSGD, NotFinite, fixed, gradient, local_sgd, pull, run_epochs
 from orchard.data.samples import Samples
 from orchard.experiment import Experiment
 
@@ -96,6 +96,38 @@ def test_a_correction_changes_the_gradient_before_the_momentum() -> None:
         w = w - lr * velocity
     trained, _ = local_sgd(context, 0, start, correction=pull(start + 1, 3.0))
     torch.testing.assert_close(trained, w)
+
+
+def test_a_fixed_part_stays_and_the_rest_moves_as_it_would_alone() -> None:
+    context = small_context(small_experiment(model="logistic", epochs=1))
+    start, layout = context.network.vector.clone(), context.network.layout
+    weight, bias = layout.part(["output.weight"]), layout.part(["output.bias"])
+    trained, _ = local_sgd(context, 0, start, correction=fixed(weight))
+    assert torch.equal(weight.of(trained), weight.of(start))
+    assert not torch.equal(bias.of(trained), bias.of(start))
+    context.network.module.get_parameter("output.weight").requires_grad_(False)  # PyTorch's way of fixing it
+    frozen, _ = local_sgd(context, 0, start)
+    assert torch.equal(frozen, trained)
+
+
+def test_a_later_phase_goes_on_with_batches_and_draws_of_its_own() -> None:
+    context = dataclasses.replace(small_context(small_experiment(epochs=3)), random_layers=True)
+
+    def seen(epochs: int, first_epoch: int) -> tuple[list[Tensor], Tensor]:
+        batches, draws = [], []
+
+        def look(x: Tensor, y: Tensor) -> Tensor:
+            batches.append(x)
+            draws.append(torch.rand(()))
+            return torch.zeros(())
+
+        run_epochs(context, 1, look, epochs, first_epoch)
+        return batches, torch.stack(draws)
+
+    (whole, _), (first, draws), (second, others) = seen(3, 0), seen(1, 0), seen(2, 1)
+    assert all(map(torch.equal, whole, first + second))
+    assert len(whole) == len(first + second)
+    assert not bool(torch.isin(draws, others).any())
 
 
 def test_the_reported_loss_is_the_mean_over_samples() -> None:

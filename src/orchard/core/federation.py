@@ -6,8 +6,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from orchard.core.models import build
-from orchard.core.vector import Layout, Network
+from orchard.core.models import build, normalisation
+from orchard.core.vector import Layout, Network, Part
 from orchard.data.tables.scaling import Moments
 from orchard.experiment import Experiment
 from orchard.method import Traffic
@@ -47,6 +47,11 @@ class Federation:
     def layout(self) -> Layout:
         """Where each parameter lies in a model's vector."""
         return self.network().layout
+
+    @cached_property
+    def normalisation(self) -> Part:
+        """The parameters of normalisation layers."""
+        return normalisation(self.network())
 
     @property
     def parameters(self) -> int:

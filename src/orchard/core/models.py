@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchard.core.vector import Network, check_vectorisable, lay_out_channels_last
+from orchard.core.vector import Network, Part, check_vectorisable, lay_out_channels_last
 from orchard.errors import UserError
 from orchard.tasks.task import Task
 from orchard.text import nearest
@@ -27,6 +27,11 @@ AXES = ("depth", "height", "width")
 CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 POOLINGS: tuple[Callable[..., Tensor], ...] = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 """For signals, images and volumes."""
+NORMALISATION = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
+)
 
 
 def _pixels_after_convolutions(shape: tuple[int, ...], dimensions: Sequence[int]) -> int:
@@ -252,6 +257,14 @@ def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
         before = _generator_state(network.vector.device)
         _forward_zeros(network.module.train(), 2, shape)
         return not torch.equal(before, _generator_state(network.vector.device))
+
+
+def normalisation(network: Network) -> Part:
+    """Return the parameters of a model's normalisation layers."""
+    layers = [layer for layer in network.module.modules() if isinstance(layer, NORMALISATION)]
+    theirs = {id(p) for layer in layers for p in layer.parameters()}
+    parameters = network.module.named_parameters()
+    return network.layout.part([name for name, p in parameters if id(p) in theirs and p.requires_grad])
 
 
 def _generator_state(device: torch.device) -> Tensor:

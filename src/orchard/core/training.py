@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from orchard.core.models import seeded_layers
-from orchard.core.vector import Network, stack
+from orchard.core.vector import Network, Part, stack
 from orchard.data.clients import ClientData
 from orchard.experiment import Experiment
 from orchard.randomness import derived_seed, generator
@@ -49,14 +49,20 @@ class ClientContext:
             yield x.index_select(0, chosen), y.index_select(0, chosen)
 
 
-def run_epochs(context: ClientContext, round: int, step: Step, epochs: int | None = None) -> float:
-    """Run the local epochs of a round, batch by batch; return the mean loss over all samples seen."""
+def run_epochs(
+    context: ClientContext, round: int, step: Step, epochs: int | None = None, first_epoch: int = 0
+) -> float:
+    """Run the local epochs of a round, batch by batch; return the mean loss over all samples seen.
+
+    Where a method trains in phases, a later one goes on at `first_epoch`: with batches and draws of its own.
+    """
     context.network.module.train()
     total = 0.0
     epochs = context.experiment.epochs if epochs is None else epochs
-    seed = derived_seed(context.experiment.seed, "layers", context.client, round)
+    phase = (first_epoch,) if first_epoch else ()
+    seed = derived_seed(context.experiment.seed, "layers", context.client, round, *phase)
     with seeded_layers(seed) if context.random_layers else nullcontext():
-        for epoch in range(epochs):
+        for epoch in range(first_epoch, first_epoch + epochs):
             losses, sizes = [], []
             for x, y in context.batches(round, epoch):
                 losses.append(step(x, y))
@@ -88,11 +94,12 @@ def local_sgd(
     start: Tensor,
     *,
     epochs: int | None = None,
+    first_epoch: int = 0,
     correction: Correction | None = None,
 ) -> tuple[Tensor, float]:
     """Train a copy of a model by momentum SGD on the local data; return it and its mean training loss.
 
-    A correction changes each batch's gradient before the momentum, as FedProx's pull does: see `pull`.
+    A correction changes each batch's gradient before the momentum, as FedProx's pull does: see `pull` and `fixed`.
     """
     network = context.network
     w = network.vector.copy_(start)
@@ -105,7 +112,7 @@ def local_sgd(
         sgd.step(network.gradient)
         return loss
 
-    loss = run_epochs(context, round, step, epochs)
+    loss = run_epochs(context, round, step, epochs, first_epoch)
     check_finite("model", w)
     return w.clone(), loss
 
@@ -115,6 +122,15 @@ def pull(centre: Tensor, strength: float) -> Correction:
 
     def correction(w: Tensor, gradient: Tensor) -> None:
         gradient.add_(w - centre, alpha=strength)
+
+    return correction
+
+
+def fixed(part: Part) -> Correction:
+    """Return a correction under which a part of the model stays as it is: the gradient there is 0."""
+
+    def correction(w: Tensor, gradient: Tensor) -> None:
+        part.clear(gradient)
 
     return correction
 

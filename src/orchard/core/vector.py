@@ -46,6 +46,11 @@ class Part:
             start += length
         return copy
 
+    def clear(self, vector: Tensor) -> None:
+        """Set this part of a vector to 0, in place."""
+        for piece in self.slices:
+            vector[piece] = 0
+
 
 @dataclass(frozen=True)
 class Layout:

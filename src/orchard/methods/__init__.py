@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Correction,
         MomentumSGD,
         check_finite,
+        fixed,
         gradient,
         local_sgd,
         pull,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from orchard.experiment import Experiment
     from orchard.method import MethodSettings, Moment, Traffic
     from orchard.methods.fedavg import Averaging, AveragingServer, FedAvgClient, weighted_mean
-    from orchard.methods.fedper import PartialClient
+    from orchard.methods.fedper import Partial, PartialClient
     from orchard.methods.limits import check_budget, check_convergence
     from orchard.methods.registry import all_methods, method_settings
     from orchard.randomness import generator
@@ -50,6 +51,7 @@ __all__ = [
     "MomentumSGD",
     "Network",
     "Part",
+    "Partial",
     "PartialClient",
     "Scores",
     "Server",
@@ -60,6 +62,7 @@ __all__ = [
     "check_budget",
     "check_convergence",
     "check_finite",
+    "fixed",
     "generator",
     "gradient",
     "local_sgd",
@@ -80,6 +83,7 @@ _HOMES = {
         "Correction",
         "MomentumSGD",
         "check_finite",
+        "fixed",
         "gradient",
         "local_sgd",
         "pull",
@@ -90,7 +94,7 @@ _HOMES = {
     "orchard.experiment": ("Experiment",),
     "orchard.method": ("MethodSettings", "Moment", "Traffic"),
     "orchard.methods.fedavg": ("Averaging", "AveragingServer", "FedAvgClient", "weighted_mean"),
-    "orchard.methods.fedper": ("PartialClient",),
+    "orchard.methods.fedper": ("Partial", "PartialClient"),
     "orchard.methods.limits": ("check_budget", "check_convergence"),
     "orchard.methods.registry": ("all_methods", "method_settings"),
     "orchard.randomness": ("generator",),

@@ -1,12 +1,16 @@
-"""FedPer: the layers of the body are averaged, those of the head stay with their client.
+"""FedPer and LG-FedAvg: some layers are averaged, the others stay with their client.
 
 M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary, "Federated Learning with Personalization Layers", 2019,
     https://arxiv.org/abs/1912.00818
+P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency, "Think Locally,
+    Act Globally: Federated Learning with Local and Global Representations", 2020, https://arxiv.org/abs/2001.01523
 
-    (body_i, head_i) ← E epochs of SGD from (body, head_i);   body ← Σ_i (n_i/n)·body_i
+    FedPer      (body_i, head_i) ← E epochs of SGD from (body, head_i);   body ← Σ_i (n_i/n)·body_i
+    LG-FedAvg   (body_i, head_i) ← E epochs of SGD from (body_i, head);   head ← Σ_i (n_i/n)·head_i
 
-The body is uploaded; the head never leaves the client. The head is the last layer that has parameters, or what
-`private` names. If nothing is private this is FedAvg-local, if everything is, Separate.
+What is averaged is uploaded; the other part never leaves the client. The head is the last layer that has parameters.
+`private` names other layers that stay, with which both are the same method. If nothing is private this is FedAvg-local,
+if everything is, Separate.
 """
 
 from collections.abc import Sequence
@@ -17,43 +21,77 @@ from pydantic import Field
 from orchard.core.contract import Download, Vectors
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext
-from orchard.core.vector import Part
+from orchard.core.vector import Layout, Part
 from orchard.errors import UserError
 from orchard.method import MethodSettings, Traffic
 from orchard.methods.fedavg import AveragingServer, FedAvgClient
 
 
-class FedPer(MethodSettings):
+class Partial(MethodSettings):
+    """What the family shares: one part of the model is averaged, the rest stays with its client."""
+
+    part: ClassVar[str] = "body"
+    """What messages call the part that travels."""
+
+    def shared(self, federation: Federation) -> Part:
+        """Return the part that travels."""
+        raise NotImplementedError(f"{type(self).__name__} has no method shared(federation)")
+
+    def traffic(self, federation: Federation) -> Traffic:
+        """Let the shared part travel, and nothing else."""
+        length = len(self.shared(federation))
+        return Traffic(down={self.part: length}, up={self.part: length})
+
+    def client(self, index: int, federation: Federation) -> "PartialClient":
+        """Make a client."""
+        return PartialClient(federation, self.part, self.shared(federation))
+
+    def server(self, federation: Federation) -> AveragingServer:
+        """Make the server, which averages the shared part."""
+        return AveragingServer(federation, self.part, self.shared(federation))
+
+
+class PrivateLayers(Partial):
+    """Layers are private that are named, or by default the head."""
+
+    private: list[str] | None = Field(
+        default=None, description="layers that stay with their client, by the start of their parameters' names"
+    )
+
+    def shared(self, federation: Federation) -> Part:
+        """Return the parameters of all other layers."""
+        layout = federation.layout
+        if self.private is None:
+            return layout.rest(self.private_by_default(layout))
+        try:
+            return layout.rest(layout.part(self.private))
+        except ValueError as error:
+            raise UserError(f"method.private = {self.private}: {error}") from None
+
+    def private_by_default(self, layout: Layout) -> Part:
+        """Return the head."""
+        return layout.part([layout.last_layer()])
+
+
+class FedPer(PrivateLayers):
     """The layers of the body are averaged; each client has a head of its own."""
 
     travels: ClassVar[str] = "the body, each way"
     keeps: ClassVar[str] = "its head"
     name: Literal["fedper"] = "fedper"
-    private: list[str] | None = Field(
-        default=None, description="layers that stay with their client, by the start of their parameters' names"
-    )
 
-    def body(self, federation: Federation) -> Part:
-        """Return the part of a model that travels."""
-        layout = federation.layout
-        try:
-            head = layout.part([layout.last_layer()] if self.private is None else self.private)
-        except ValueError as error:
-            raise UserError(f"method.private = {self.private}: {error}") from None
-        return layout.rest(head)
 
-    def traffic(self, federation: Federation) -> Traffic:
-        """Let the body travel, and nothing else."""
-        length = len(self.body(federation))
-        return Traffic(down={"body": length}, up={"body": length})
+class LGFedAvg(PrivateLayers):
+    """The head is averaged; each client has a body of its own."""
 
-    def client(self, index: int, federation: Federation) -> "PartialClient":
-        """Make a client."""
-        return PartialClient(federation, "body", self.body(federation))
+    part: ClassVar[str] = "head"
+    travels: ClassVar[str] = "the head, each way"
+    keeps: ClassVar[str] = "its body"
+    name: Literal["lg-fedavg"] = "lg-fedavg"
 
-    def server(self, federation: Federation) -> AveragingServer:
-        """Make the server, which averages bodies."""
-        return AveragingServer(federation, "body", self.body(federation))
+    def private_by_default(self, layout: Layout) -> Part:
+        """Return the body."""
+        return layout.rest(super().private_by_default(layout))
 
 
 class PartialClient(FedAvgClient):

@@ -16,6 +16,7 @@ from orchard.core.models import MODELS
 from orchard.core.vector import Network
 from orchard.data.clients import FederatedData
 from orchard.experiment import Experiment
+from orchard.methods.fedbn import FedBN
 from orchard.runs.result import Result
 from orchard.runs.run import Data, define, load_data
 
@@ -92,7 +93,7 @@ def probabilities_as_outputs(experiment: Experiment, data: FederatedData) -> str
     """
     if experiment.model in MODELS or data.task.name == "regression":
         return ""
-    network = Federation(experiment, tuple(data.sizes()["train"]), data.shape, data.task).network()
+    network = _federation(experiment, data).network()
     x = data.clients[0].train.x[:TRIED].to(network.vector)
     outputs = _outputs(network, x)
     head = network.layout.part([network.layout.last_layer()])
@@ -112,6 +113,20 @@ def _outputs(network: Network, x: Tensor) -> Tensor:
 
 def _between_0_and_1(outputs: Tensor) -> bool:
     return bool(((outputs >= 0) & (outputs <= 1)).all()) and bool(outputs.any())
+
+
+def nothing_normalised(experiment: Experiment, data: FederatedData) -> str:
+    """Tell whether FedBN has nothing to keep, since the model has no normalisation layer."""
+    if not isinstance(experiment.method, FedBN) or len(_federation(experiment, data).normalisation):
+        return ""
+    return (
+        "method = 'fedbn': the model has no normalisation layers with parameters, so that this is fedavg-local; take a "
+        "model that has some (BatchNorm, GroupNorm), or another method, e.g. fedper"
+    )
+
+
+def _federation(experiment: Experiment, data: FederatedData) -> Federation:
+    return Federation(experiment, tuple(data.sizes()["train"]), data.shape, data.task)
 
 
 def few_tests(experiment: Experiment, data: FederatedData) -> str:
@@ -143,8 +158,14 @@ def _clients(some: int, of: int) -> str:
     return "the client" if of == 1 else f"{some} of {of} clients"
 
 
-OF_A_CLIENT: tuple[Check, ...] = (large_batches, unscaled_features, probabilities_as_outputs, few_tests)
-"""What a site can say of itself."""
+OF_A_CLIENT: tuple[Check, ...] = (
+    large_batches,
+    unscaled_features,
+    probabilities_as_outputs,
+    nothing_normalised,
+    few_tests,
+)
+"""What a site can say of itself and of the model."""
 OF_ALL_CLIENTS: tuple[Check, ...] = (classes_without_samples,)
 
 
