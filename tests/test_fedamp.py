@@ -41,8 +41,16 @@ def test_weights_of_equal_models() -> None:
 
 
 def test_with_the_largest_step_a_clients_own_weight_is_not_below_zero() -> None:
-    weights = mixture_weights(EQUAL, sigma=0.3, alpha=0.1)  # 3·α/σ is above 1 by rounding
-    assert 0 <= float(weights.diagonal().min()) <= float(weights.diagonal().max()) < 1e-12
+    """Six times α/σ is 1, but their sum is above it by rounding."""
+    equal = torch.zeros(7, 7, dtype=torch.float64)
+    assert not mixture_weights(equal, sigma=10.0, alpha=10 / 6).diagonal().any()
+
+
+def test_a_distance_is_not_below_zero() -> None:
+    draw = torch.Generator().manual_seed(0)
+    model = torch.randn(50, generator=draw, dtype=torch.float64)
+    models = [model, model + 1e-10 * torch.randn(50, generator=draw, dtype=torch.float64)]
+    assert float(squared_distances(models).min()) == 0
 
 
 def test_distances_are_those_of_float64() -> None:

@@ -17,9 +17,9 @@ The factor ε only scales λ: all eigenvalues of Ω are now in (0, 1], near 0 fo
 what sets them apart if it is small. So models that differ little are pulled to their mean, and groups that differ much
 are left apart. A client receives one vector, Σ_j Ω_ij·w_j of the last models, its own included. It stays as it is
 during the training, to which only w − w_i responds, with curvature λ instead of λ·Ω_ii. Since Ω ≤ I, what the clients
-minimise adds up to an upper bound of the objective, equal to it where the round starts: nobody overshoots because
-others move as well, as could happen with Ω_ii. SGD diverges on it if lr·λ > 2(1 + β), which is refused. λ = 0 is
-Separate. A client never starts from others' models.
+minimise adds up to an upper bound of the sum above for this Ω, equal to it where the round starts: nobody overshoots
+because others move as well, as could happen with Ω_ii. SGD diverges on it if lr·λ > 2(1 + β), which is refused. λ = 0
+is Separate. A client never starts from others' models.
 """
 
 from collections.abc import Mapping, Sequence
