@@ -14,28 +14,24 @@ where s_ij is the cosine of w_i and w_j. The client starts at u_i and minimises 
 In the first round all start from one initial model. The paper leaves ξ_ii, σ, λ and α_k to tuning.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from orchard.core.contract import Client, Download, Server, Vectors
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd, pull
+from orchard.core.vector import cosines
 from orchard.experiment import Experiment
-from orchard.method import MethodSettings, Traffic
 from orchard.methods.limits import check_convergence
-
-BLOCK = 1 << 14
-"""Parameters converted to float64 at a time."""
+from orchard.methods.mixtures import MixtureClient, Mixtures, MixtureServer
 
 
-class HeurFedAMP(MethodSettings):
+class HeurFedAMP(Mixtures):
     """Each client starts from a mixture of all models, weighted by how much they resemble its own."""
 
-    travels: ClassVar[str] = "a mixture made for the client down, its model up"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"sigma": (5.0, 25.0, 100.0), "self_weight": (None, 0.5)}
     name: Literal["heurfedamp"] = "heurfedamp"
     self_weight: float | None = Field(default=None, ge=0, le=1, description="ξ_ii; none: 1/N")
@@ -54,10 +50,6 @@ class HeurFedAMP(MethodSettings):
         """λ/α_k."""
         return self.lam * 1e-4 * 10.0 ** min(round // 30, 100)  # a hundred decades are as good as infinity
 
-    def traffic(self, federation: Federation) -> Traffic:
-        """Send each client its mixture, and take its model."""
-        return Traffic(down={"mixture": federation.parameters}, up={"model": federation.parameters})
-
     def client(self, index: int, federation: Federation) -> "HeurFedAMPClient":
         """Make a client."""
         return HeurFedAMPClient(self, federation)
@@ -67,23 +59,12 @@ class HeurFedAMP(MethodSettings):
         return HeurFedAMPServer(self, federation)
 
 
-class HeurFedAMPClient(Client):
-    """A model of its own, trained from the mixture and pulled towards it."""
-
-    state_keys = ("model",)
-    round_keys = ("mixture",)
+class HeurFedAMPClient(MixtureClient):
+    """Trains from the mixture, and is pulled back to it."""
 
     def __init__(self, settings: HeurFedAMP, federation: Federation) -> None:
+        super().__init__(federation)
         self.settings = settings
-        self.model = self.mixture = federation.initial_model()
-
-    def select(self, round: int) -> Sequence[str]:
-        """Ask for the mixture made for this client."""
-        return ("mixture",)
-
-    def receive(self, context: ClientContext, download: Download) -> None:
-        """Keep the mixture as the next start; the client's model is still the trained one."""
-        self.mixture = download.vectors["mixture"]
 
     def train(self, context: ClientContext, round: int) -> float:
         """Train from the mixture."""
@@ -91,70 +72,18 @@ class HeurFedAMPClient(Client):
         self.model, loss = local_sgd(context, round, self.mixture, correction=correction)
         return loss
 
-    def personalised(self) -> Tensor:
-        """Return the client's model."""
-        return self.model
 
-    def upload(self) -> Vectors:
-        """Return the client's model."""
-        return {"model": self.model}
-
-
-class HeurFedAMPServer(Server):
-    """The last model of every client and the weights ξ; on the CPU, since not every device has float64."""
-
-    state_keys = ("models", "weights")
+class HeurFedAMPServer(MixtureServer):
+    """Weighs models by their cosines."""
 
     def __init__(self, settings: HeurFedAMP, federation: Federation) -> None:
+        super().__init__(federation)
         self.sigma = settings.sigma
         self.self_weight = 1 / federation.clients if settings.self_weight is None else settings.self_weight
-        self.like = federation.initial_model()
-        self.models = [self.like.cpu()] * federation.clients
-        self.weights = torch.eye(federation.clients, dtype=torch.float64)
 
-    def send(self, client: int, selected: Sequence[str]) -> Vectors:
-        """Return the mixture for a client."""
-        return {"mixture": mixture(self.weights[client], self.models).to(self.like)}
-
-    def welcome(self, newcomer: int, selected: Sequence[str], upload: Vectors | None) -> Vectors:
-        """Return the mixture for one more client; before it has a model, the mean of all."""
-        if upload is None:
-            weights, models = torch.full((newcomer,), 1 / newcomer, dtype=torch.float64), self.models
-        else:
-            models = [*self.models, upload["model"].cpu()]
-            weights = mixture_weights(cosines(models), self.sigma, self.self_weight)[-1]
-        return {"mixture": mixture(weights, models).to(self.like)}
-
-    def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
-        """Keep the new models and recompute all weights."""
-        self.models = [uploads[j]["model"].cpu() if j in uploads else model for j, model in enumerate(self.models)]
-        self.weights = mixture_weights(cosines(self.models), self.sigma, self.self_weight)
-
-
-def mixture(weights: Tensor, models: Sequence[Tensor]) -> Tensor:
-    """Return Σ_j ξ_j·w_j, in float64."""
-    return torch.cat([weights @ block for block in float64_blocks(models)])
-
-
-def float64_blocks(models: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all models side by side in float64, block by block, so that a block stays in the processor's cache."""
-    for blocks in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
-        yield torch.stack(blocks).double()
-
-
-def products(models: Sequence[Tensor]) -> Tensor:
-    """Return the scalar product of every pair of models, in float64."""
-    total = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for block in float64_blocks(models):
-        total += block @ block.T
-    return total
-
-
-def cosines(models: Sequence[Tensor] | Tensor) -> Tensor:
-    """Return the cosine of every pair of models, in float64."""
-    pairs = products(list(models))
-    lengths = pairs.diagonal().sqrt()
-    return pairs / (lengths[:, None] * lengths)
+    def weigh(self, models: Sequence[Tensor]) -> Tensor:
+        """Return ξ."""
+        return mixture_weights(cosines(models), self.sigma, self.self_weight)
 
 
 def mixture_weights(cosines: Tensor, sigma: float, self_weight: float) -> Tensor:
