@@ -140,7 +140,7 @@ class FinetuningClient(FedAvgClient):
 class AveragingServer(Server):
     """The global model, or a part of it: the average of what the clients upload."""
 
-    state_keys = ("model",)
+    state_keys: tuple[str, ...] = ("model",)
 
     def __init__(self, federation: Federation, name: str = "model", part: Part | None = None) -> None:
         self.name, self.samples = name, federation.samples
