@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from orchard.data.catalogue import CATALOGUE
+from orchard.data.heart import column_of, columns_used
 from orchard.data.medical.scans import MedicalSettings
-from orchard.data.tables.encoding import FeatureColumn
+from orchard.data.tables.encoding import HeartReading, Schema
 from orchard.experiment import to_toml
 from orchard.export.trained_model import TrainedModel
 
@@ -139,20 +140,27 @@ def _medical(images: MedicalSettings) -> list[str]:
 
 def _columns(preparation: Mapping[str, Any]) -> list[str]:
     """Return how each column of a table becomes features."""
-    table, scaling = preparation["table"], preparation["scaling"]
-    lines = [
-        "- A row of a table becomes these features, as `orchard predict` makes them of a .csv or .parquet:",
-        "",
-    ]
+    table, scaling = Schema.model_validate(preparation["table"]), preparation["scaling"]
+    what = f"UCI's columns {', '.join(columns_used(table.heart))}" if table.heart else "a table"
+    lines = [f"- A row of {what} becomes these features, as `orchard predict` makes them of a .csv or .parquet:", ""]
     lines += ["| column | features | mean | deviation |", "|---|---|---|---|"]
     features = zip(scaling["means"], scaling["deviations"], strict=True)
-    for column in map(FeatureColumn.model_validate, table["columns"]):
+    for column in table.columns:
         for k, name in enumerate(column.features):
             mean, deviation = next(features)
             number = k == 0 and column.levels is None
             scaled = f"{mean:.6g} | {deviation:.6g}" if number else "1 if so, else 0 | "
-            lines.append(f"| {_cell(column.name)} | {_cell(name)} | {scaled} |")
-    return [*lines, "", "- Numbers: (x − mean)/deviation, 0 where missing."]
+            lines.append(f"| {_cell(column_of(name) if table.heart else column.name)} | {_cell(name)} | {scaled} |")
+    lines += ["", "- Numbers: (x − mean)/deviation, 0 where missing."]
+    return [*lines, *_heart(table.heart)] if table.heart else lines
+
+
+def _heart(reading: HeartReading) -> list[str]:
+    zero = " A `chol` of 0 counts as missing." if reading == "all" else ""
+    return [
+        "- Features with “=” or “is missing” are 1 if so, else 0, and then standardised too. Missing is what is empty "
+        f"or `?`.{zero} If a column `num` says the truth, above 0 is ill."
+    ]
 
 
 def _scale(about: Mapping[str, Any]) -> list[str]:

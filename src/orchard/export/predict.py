@@ -20,6 +20,7 @@ from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
 from orchard.data.axes import Layout
 from orchard.data.folders import images_below, is_ordinary
+from orchard.data.heart import with_features
 from orchard.data.image_folders import read_images, read_inputs
 from orchard.data.medical.masks import stem, write_mask
 from orchard.data.medical.scans import MedicalSettings, is_medical
@@ -266,6 +267,8 @@ def _from_table(file: Path, predictor: Predictor) -> Iterator[Batch]:
     if predictor.preparation is None:
         raise UserError(f"{file}: this model was not trained on a table; give it samples of shape {predictor.shape}")
     frame, prepared = read_table(file), predictor.preparation
+    if prepared.table.heart:
+        frame = with_features(frame, prepared.table.heart, str(file))
     x = torch.from_numpy(prepared.features(frame, str(file)))
     names = list(prepared.table.targets)
     y = target_values(frame, TableSettings(target=names), predictor.task, str(file)) if {*names} <= {*frame} else None
