@@ -75,8 +75,12 @@ def checked_data(experiment: Experiment, options: RunOptions, *, quiet: bool) ->
 class GridWatcher:
     """Shows the progress of a grid: one bar on a terminal, else a line per run."""
 
+    advises = False
+    """Whether to say of each contender, once, that its training loss does not move."""
+
     def __init__(self, console: Console, bar: Progress | None) -> None:
         self.console, self.bar = console, bar
+        self.advised = set[str]()
 
     def plan(self, runs: int, rounds: int) -> None:
         """Open a bar over all rounds of all runs; it replaces that of an earlier grid."""
@@ -86,12 +90,11 @@ class GridWatcher:
                 self.bar.remove_task(task)
             self.task = self.bar.add_task("comparing", total=runs * rounds, figures="starting")
 
-    def begin(self, label: str, seed: int) -> OnProgress | None:
-        """Return a callback that shows a run's rounds on the bar; None without a bar."""
-        if self.bar is None:
-            return None
+    def begin(self, label: str, seed: int) -> OnProgress:
+        """Return a callback that shows a run's rounds on the bar, if there is one."""
 
         def advance(result: Result) -> None:
+            self._advise(label, result)
             if self.bar:
                 figures = f"{label}, seed {seed}: {_figures(result)}"
                 self.bar.update(self.task, completed=self.done * self.rounds + len(result.rounds), figures=figures)
@@ -102,11 +105,17 @@ class GridWatcher:
         """Report that a run finished or was reused."""
         how = f"kept in {kept}" if kept else f"{result.seconds:.0f} s"
         score = result.task.measures[result.task.score]
+        self._advise(label, result)  # a reused run has no other callback
         self._count(f"{label}, seed {seed}: {score.best_mean()} {score.text(result.bmcta, 2)}  ({how})")
 
     def fail(self, label: str, seed: int, reason: str) -> None:
         """Report why a run failed."""
         self._count(f"{label}, seed {seed}: failed: {reason}")
+
+    def _advise(self, label: str, result: Result) -> None:
+        if self.advises and label not in self.advised and (text := unmoved_loss(result)):
+            self.advised.add(label)
+            self.console.print(f"orchard: {label}: {text}", style="yellow", soft_wrap=True)
 
     def _count(self, outcome: str) -> None:
         self.done += 1
