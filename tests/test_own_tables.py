@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,19 @@ def test_moments_that_cannot_be_are_rejected(tmp_path: Path, numbers: object) ->
 def test_a_plan_for_tables_names_their_columns(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"table\.columns: all sites need the same features"):
         plan_of(columns=None)
+
+
+def test_a_table_is_read_once_for_a_run(table: Path) -> None:
+    opened: list[object] = []
+    sys.addaudithook(lambda event, found: opened.append(event) if event == "open" and found[0] == str(table) else None)
+    orchard.run(dataset=str(table), table=settings(), **FAST)
+    assert len(opened) == 1
+    experiment = load_experiment(overrides={"dataset": str(table), "table": settings()})
+    federated_data(experiment.changed(seed=1))
+    assert len(opened) == 2
+
+
+def test_a_table_that_changes_before_it_is_loaded_is_read_again(table: Path) -> None:
+    experiment = load_experiment(overrides={"dataset": str(table), "table": settings()})
+    pd.concat([pd.read_csv(table)] * 2).to_csv(table, index=False)
+    assert federated_data(experiment).distribution().sizes().tolist() == [120] * 4
