@@ -16,6 +16,7 @@ from orchard.data.division import federated_data
 from orchard.experiment import load_experiment
 from orchard.export.export import export_model
 from orchard.sites.plan import Agreement, Plan
+from orchard.sites.report import SiteRun, export
 from processes import orchard_command
 from sites import SITES, Consortium, figures, same_models
 
@@ -226,6 +227,17 @@ def test_sites_with_tables_give_what_one_place_gives(tmp_path: Path, table: dict
     prepared = [consortium.record(site)["about"]["preparation"] for site in SITES]
     assert prepared == together.distribution.preparations
     assert apart.distribution.preparations is None  # the server does not know them
+
+
+def test_a_sites_card_has_figures_by_class_of_its_own_rows(tmp_path: Path) -> None:
+    consortium, plan = tables_at_sites(tmp_path), plan_of(scaling="shared")
+    consortium.run(plan)
+    content = consortium.record("north")
+    run = SiteRun(content, plan, consortium.settings["north"].data)
+    text = export(run, tmp_path / "model.safetensors", "last").read_text("utf-8")
+    healthy, ill = (line.strip("| ").split(" | ") for line in text.split("| true ↓ ")[1].splitlines()[2:4])
+    right, count = int(healthy[1]) + int(ill[2]), int(healthy[3]) + int(ill[3])
+    assert right / count == content["last"]["scores"]["test"]["accuracy"]
 
 
 def test_an_interrupted_run_of_sites_keeps_the_scale(tmp_path: Path) -> None:
