@@ -39,10 +39,20 @@ def digits(sites: int) -> list[ClientArrays]:
     ]
 
 
+def stored(given: ClientArrays, file: Path) -> Path:
+    """Write a client's arrays, those of the parts that it has."""
+    parts = {"train": "train", "val": "validation", "test": "test"}
+    arrays = {f"{x}_{part}": getattr(given, f"{x}_{name}") for part, name in parts.items() for x in "xy"}
+    np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
+    return file
+
+
 class Federation:
     """Processes that this one started, and ends by their numbers."""
 
-    def __init__(self, home: Path, sites: Sequence[str], arrays: Sequence[ClientArrays], **consortium: object) -> None:
+    def __init__(
+        self, home: Path, sites: Sequence[str], data: Sequence[ClientArrays | Path], **consortium: object
+    ) -> None:
         self.home, self.sites = home, list(sites)
         self.kits = home / "kits"
         port = _free_port()
@@ -50,20 +60,10 @@ class Federation:
         parties = {"server": "localhost", "port": port, "coordinator": COORDINATOR, "sites": self.sites}
         self.consortium = Consortium.model_validate({"name": "lungs", **parties, "storage": storage, **consortium})
         make_kits(self.consortium, self.kits)
-        for site, given in zip(sites, arrays, strict=True):
+        for site, given in zip(sites, data, strict=True):
             (home / site).mkdir()
-            arrays_of = {
-                "train": ("x_train", "y_train"),
-                "val": ("x_validation", "y_validation"),
-                "test": ("x_test", "y_test"),
-            }
-            stored = {
-                f"{letter}_{part}": getattr(given, name)
-                for part, names in arrays_of.items()
-                for letter, name in zip("xy", names, strict=True)
-            }
-            np.savez(home / site / "data.npz", **stored)
-            places = {"data": f"../../{site}/data.npz", "records": f"../../{site}/records"}
+            file = given if isinstance(given, Path) else stored(given, home / site / "data.npz")
+            places = {"data": os.path.relpath(file, self.kits / site), "records": f"../../{site}/records"}
             (self.kits / site / "local" / "site.toml").write_text(tomli_w.dumps(places))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -251,6 +251,19 @@ def test_the_command(tmp_path: Path) -> None:
     assert next(csv.DictReader(io.StringIO(again.stdout)))["method"] == "separate"
 
 
+def test_a_loss_that_does_not_move_is_said_once_for_each_method(tmp_path: Path) -> None:
+    still = [word for setting in (*QUICK, "rounds=5", "lr=1e-9") for word in ("--set", setting)]
+    arguments = ["compare", "--methods", "separate,fedavg", *still]
+    both = orchard_command(*arguments, "--seeds", "0,1", cwd=tmp_path).stderr.splitlines()
+    assert [line.split(":")[1] for line in both if "the training loss has not moved" in line] == [
+        " separate",
+        " fedavg",
+    ]
+    again = orchard_command(*arguments, "--seeds", "1", cwd=tmp_path).stderr  # of runs that are reused
+    assert again.count("try a larger learning rate (lr = 1e-09)") == 2
+    assert "has not moved" not in orchard_command(*arguments, "--seeds", "1", "--quiet", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

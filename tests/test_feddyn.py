@@ -46,7 +46,9 @@ def test_h_is_the_mean_of_the_gradient_terms() -> None:
 
 
 def test_a_gradient_term_is_the_gradient_where_local_training_has_ended() -> None:
-    federation = SmallFederation(method=method("feddyn", alpha=3.0), momentum=0.0, epochs=60, batch_size=1000, model="logistic")
+    federation = SmallFederation(
+        method=method("feddyn", alpha=3.0), momentum=0.0, epochs=60, batch_size=1000, model="logistic"
+    )
     (update, *_), context = federation.round(0), federation.contexts[0]
     network = federation.federation.network()
     network.vector.copy_(update.upload["model"])

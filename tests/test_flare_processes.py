@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ pytest.importorskip("nvflare")
 
 from federation import Federation, digits, ended
 from orchard.data.client_arrays import ClientArrays
+from task_data import NAMES, SETTINGS, task_arrays
+from test_own_tables import COLUMNS, patients
 
 PRIVATE = ("relationships", "alpha", "time", "seconds")
 
@@ -133,3 +136,32 @@ def test_methods_with_two_vectors_or_a_part_of_one_give_what_they_give_in_one_pr
         federation.start_all()
         ended(federation.run(method=name, rounds=2, batch_size=16))
         check_same(federation, simulated(arrays, method=name, rounds=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["multilabel", "regression", "segmentation"])
+def test_every_task_gives_what_it_gives_in_one_process(task: str, tmp_path: Path) -> None:
+    arrays, settings = task_arrays(task)[:3], {**SETTINGS[task], "rounds": 2, "batch_size": 16}
+    with Federation(tmp_path, ["north", "south", "east"], arrays) as federation:
+        federation.start_all()
+        ended(federation.run(**settings, deploy={"classes": NAMES[task]}))
+        check_same(federation, simulated(arrays, **settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["stay", "state"])
+def test_tables_with_a_shared_scale_give_what_they_give_in_one_place(target: str, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    files = [tmp_path / "tables" / f"{site}.csv" for site in ("a", "b", "c")]
+    for k, file in enumerate(files):
+        patients(k).to_csv(file, index=False)
+    table = {"target": target, "columns": COLUMNS, "scaling": "shared"}
+    settings: dict[str, Any] = {"table": table, "model": "mlp", "rounds": 2, "epochs": 2, "batch_size": 16, "lr": 0.05}
+    if target == "stay":
+        settings["task"] = "regression"
+    together = orchard.run(dataset=str(tmp_path / "tables"), **settings)
+    with Federation(tmp_path, ["north", "south", "east"], files) as federation:
+        federation.start_all()
+        classes = ["stay"] if target == "stay" else ["healthy", "ill"]
+        ended(federation.run(dataset="sites", partition="given", **settings, deploy={"classes": classes}))
+        check_same(federation, together)

@@ -209,6 +209,7 @@ def test_export_gives_the_model_that_a_simulation_gives(tmp_path: Path, kit: Pat
     card = (tmp_path / "model.safetensors.md").read_text()
     assert "by 4 clients together" in card
     assert "| test data | 12 |" in card
+    assert "| true ↓ predicted → | a | b | c |" in card
 
 
 def test_export_before_the_first_round_is_refused(tmp_path: Path, kit: Path) -> None:

@@ -221,7 +221,9 @@ def test_a_sites_report_and_model_are_of_its_task(task: str, tmp_path: Path, kit
     x = x[:, None] if x.dim() == 3 else x
     with torch.no_grad():
         assert torch.equal(predictor.outputs(x), one.personalised(0)(x))
-    assert NAMES[task][-1] in card.read_text("utf-8")
+    text = card.read_text("utf-8")
+    assert NAMES[task][-1] in text
+    assert ("| finding | test samples that have it |" in text) == (task == "multilabel")
 
 
 @pytest.mark.parametrize(

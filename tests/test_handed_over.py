@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import ClassLabel, DatasetDict, Features
+from datasets import Dataset as HuggingFace
+from datasets import Image as ImageColumn
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -23,19 +26,6 @@ from orchard.runs.run import define, load_data
 
 X = DRAW.normal(size=(40, 6)).astype(np.float32)
 Y = np.arange(40) % 4
-
-
-class Columns:
-    """Items by column, known by the names of the columns as a Hugging Face dataset is."""
-
-    def __init__(self, **columns: Any) -> None:
-        self.columns, self.column_names = columns, list(columns)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {name: column[i] for name, column in self.columns.items()}
 
 
 class Pictures(Dataset[tuple[Any, int]]):
@@ -62,6 +52,10 @@ class Broken(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         raise OSError("the disk is gone")
+
+
+def columns(**held: Any) -> HuggingFace:
+    return HuggingFace.from_dict(held)
 
 
 def pair() -> TensorDataset:
@@ -91,9 +85,11 @@ ONE_CLIENT = [
     pytest.param({"x_train": X, "y_train": Y}, id="mapping of parts"),
     pytest.param({"train": (X, Y)}, id="parts"),
     pytest.param(pair(), id="torch"),
-    pytest.param(Columns(x=X, y=Y), id="columns x, y"),
-    pytest.param(Columns(image=X, label=Y.tolist(), patient=["p"] * 40), id="columns image, label"),
-    pytest.param({"train": Columns(x=X.tolist(), y=Y)}, id="parts of columns"),
+    pytest.param(columns(x=X, y=Y), id="columns x, y"),
+    pytest.param(columns(image=X, label=Y.tolist(), patient=["p"] * 40), id="columns image, label"),
+    pytest.param(columns(x=X, y=Y).with_format("torch"), id="columns of tensors"),
+    pytest.param(columns(x=X, y=Y).with_format("numpy"), id="columns of arrays"),
+    pytest.param(DatasetDict(train=columns(x=X, y=Y)), id="parts of columns"),
 ]
 
 
@@ -136,7 +132,7 @@ def test_parts_are_kept_as_they_are_given(validation: str) -> None:
 def test_a_column_of_owners_divides_and_counts(form: str) -> None:
     owners = np.array(["north", "south", "west", "east"] * 40)
     x, y = np.repeat((np.arange(160) % 4)[:, None], 2, axis=1).astype(float), np.arange(160) // 4 % 2
-    data = {"x": x, "y": y, "site": owners} if form == "mapping" else Columns(x=x, y=y, site=owners.tolist())
+    data = {"x": x, "y": y, "site": owners} if form == "mapping" else columns(x=x, y=y, site=owners.tolist())
     held = loaded(data, partition={"name": "column", "key": "site"})
     found = {client.name: set(client.train.x.flatten().tolist()) for client in held.clients}
     assert found == {"north": {0.0}, "south": {1.0}, "west": {2.0}, "east": {3.0}}
@@ -148,6 +144,27 @@ def test_pictures_are_bytes_grey_or_in_colour() -> None:
         assert held.shape == (channels, 6, 6)
     x: Tensor = loaded([Pictures(*["RGB"] * 20)], size=5).clients[0].train.x
     torch.testing.assert_close(x, torch.full_like(x, -0.6))
+
+
+@pytest.mark.parametrize(("name", "mode", "channels"), [("image", "L", 1), ("img", "RGB", 3), ("image", "P", 1)])
+def test_hugging_face_pictures_in_parts_or_by_client(name: str, mode: str, channels: int) -> None:
+    features = Features({name: ImageColumn(), "label": ClassLabel(names=["healthy", "ill"])})
+    pictures = [Image.new("RGB", (5, 5), (51, 51, 51)).convert(mode)] * 20
+    held = HuggingFace.from_dict({name: pictures, "label": [0, 1] * 10}, features)
+    for data in (DatasetDict(train=held, validation=held, test=held), {"north": held, "south": held}):
+        settings = {"partition": "iid", "clients": 2} if isinstance(data, DatasetDict) else {}
+        divided = loaded(data, size=5, **settings)
+        assert divided.shape == (channels, 5, 5)
+        torch.testing.assert_close(x := divided.clients[1].train.x, torch.full_like(x, -0.6))
+    assert divided.class_counts()["test"] == [[2, 2], [2, 2]]
+
+
+def test_hugging_face_arrays_are_images_if_they_are_read_as_bytes() -> None:
+    held = columns(x=np.full((20, 5, 5), 51, np.uint8), y=[0, 1] * 10)
+    x = loaded([held.with_format("numpy", dtype=np.uint8)], size=5).clients[0].train.x
+    torch.testing.assert_close(x, torch.full_like(x, -0.6))
+    with pytest.raises(UserError, match="expected images of unsigned bytes or floats, got int64"):
+        loaded([held.with_format("numpy")])  # which makes whole numbers of 64 bits
 
 
 def test_the_data_tell_the_number_of_clients() -> None:
@@ -187,12 +204,13 @@ def test_a_run_on_data_handed_over_is_resumed_with_the_same(tmp_path: Path) -> N
         ([{"train": X}], "data: client 0: train: expected (x, y)"),
         ([{"test": (X, Y)}], "data: client 0: expected (x, y)"),
         ([([[1.0], [1.0, 2.0]], [0, 1])], "client 0: x: is not an array:"),
+        ([columns(x=X, y=Y).to_iterable_dataset()], "client 0: a dataset without a length cannot be divided"),
         ([Stream()], "client 0: a dataset without a length cannot be divided; hand over a map-style one"),
         ([TensorDataset(torch.zeros(0, 2), torch.zeros(0))], "client 0: the dataset is empty"),
         ([Broken()], "client 0: item 0: cannot be read: the disk is gone"),
         ([TensorDataset(torch.zeros(3, 2))], "client 0: item 0: expected (x, y), or a mapping from columns, not tuple"),
-        ([Columns(x=X, finding=Y)], "expected columns 'x' or 'image' or 'img', and 'y' or 'label'; it has ['finding',"),
-        ([Columns(x=[[1.0], [1.0, 2.0]], y=[0, 1])], "client 0: x: its items differ in shape: (1,) and (2,)"),
+        ([columns(x=X, finding=Y)], "expected columns 'x' or 'image' or 'img', and 'y' or 'label'; it has ['finding',"),
+        ([columns(x=[[1.0], [1.0, 2.0]], y=[0, 1])], "client 0: x: its items differ in shape: (1,) and (2,)"),
         ([(X, Y[:3])], "client 0: train: 40 samples but 3 labels"),
         ([ClientArrays(X, Y, X)], "client 0: test: samples and labels must be given together"),
         ([ClientArrays(None, None)], "client 0: train: has no samples"),  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import orchard
 from helpers import some_images
 from orchard.data.datasets import load_dataset
 from orchard.data.division import federated_data
+from orchard.data.handed_over import federate
 from orchard.data.medical.masks import write_mask
 from orchard.data.medical.scans import MedicalSettings, read_label_map
 from orchard.data.site import site_data
@@ -69,6 +70,24 @@ def test_black_and_white_is_background_and_class_1(tmp_path: Path) -> None:
     write_pairs(tmp_path / "three", 5, SQUARE * 254 + (SQUARE > 0))
     Image.fromarray(SQUARE * 7).save(tmp_path / "three/masks/0.png")
     assert len(held(tmp_path / "three")[2]) == 256  # with any other label, 255 is one of them
+
+
+def test_black_and_white_arrays_are_read_as_folders_are(tmp_path: Path) -> None:
+    x, square = some_images(10, 20, 30), np.stack([SQUARE] * 10)
+    white, seven = square * 255, square * 7
+    np.savez(tmp_path / "two.npz", x_train=x, y_train=white, x_test=x, y_test=white)
+    _, y, classes = held(tmp_path / "two.npz", size=20)
+    assert classes == ("background", "1")
+    assert set(y.flatten().tolist()) == {0, 1}
+    np.savez(tmp_path / "three.npz", x_train=x, y_train=white, x_test=x, y_test=seven)
+    assert len(held(tmp_path / "three.npz", size=20)[2]) == 256  # with any other label in any part, 255 is one of them
+    site = site_data(tmp_path / "two.npz", "north", 0, Segmentation(("no", "a")), Experiment())
+    assert site.class_counts()["test"] == [[10, 10]]
+
+    settings: dict[str, Any] = {"clients": 2, "partition": "given", "dataset": "arrays", "size": 20}
+    clients = federate([(x, white), (x, white)], Experiment(**settings))
+    assert clients.task.classes == ("background", "1")
+    assert len(federate([(x, white), (x, seven)], Experiment(**settings)).task.classes) == 256
 
 
 def test_parts_and_clients(tmp_path: Path) -> None:

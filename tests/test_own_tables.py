@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orchard.data.division import federated_data
 from orchard.experiment import load_experiment
 from orchard.export.export import export_model
 from orchard.sites.plan import Agreement, Plan
+from orchard.sites.report import SiteRun, export
 from processes import orchard_command
 from sites import SITES, Consortium, figures, same_models
 
@@ -227,6 +229,17 @@ def test_sites_with_tables_give_what_one_place_gives(tmp_path: Path, table: dict
     assert apart.distribution.preparations is None  # the server does not know them
 
 
+def test_a_sites_card_has_figures_by_class_of_its_own_rows(tmp_path: Path) -> None:
+    consortium, plan = tables_at_sites(tmp_path), plan_of(scaling="shared")
+    consortium.run(plan)
+    content = consortium.record("north")
+    run = SiteRun(content, plan, consortium.settings["north"].data)
+    text = export(run, tmp_path / "model.safetensors", "last").read_text("utf-8")
+    healthy, ill = (line.strip("| ").split(" | ") for line in text.split("| true ↓ ")[1].splitlines()[2:4])
+    right, count = int(healthy[1]) + int(ill[2]), int(healthy[3]) + int(ill[3])
+    assert right / count == content["last"]["scores"]["test"]["accuracy"]
+
+
 def test_an_interrupted_run_of_sites_keeps_the_scale(tmp_path: Path) -> None:
     plan = plan_of(target="stay", scaling="shared")
     consortium = tables_at_sites(tmp_path / "stopped")
@@ -256,3 +269,19 @@ def test_moments_that_cannot_be_are_rejected(tmp_path: Path, numbers: object) ->
 def test_a_plan_for_tables_names_their_columns(tmp_path: Path) -> None:
     with pytest.raises(orchard.UserError, match=r"table\.columns: all sites need the same features"):
         plan_of(columns=None)
+
+
+def test_a_table_is_read_once_for_a_run(table: Path) -> None:
+    opened: list[object] = []
+    sys.addaudithook(lambda event, found: opened.append(event) if event == "open" and found[0] == str(table) else None)
+    orchard.run(dataset=str(table), table=settings(), **FAST)
+    assert len(opened) == 1
+    experiment = load_experiment(overrides={"dataset": str(table), "table": settings()})
+    federated_data(experiment.changed(seed=1))
+    assert len(opened) == 2
+
+
+def test_a_table_that_changes_before_it_is_loaded_is_read_again(table: Path) -> None:
+    experiment = load_experiment(overrides={"dataset": str(table), "table": settings()})
+    pd.concat([pd.read_csv(table)] * 2).to_csv(table, index=False)
+    assert federated_data(experiment).distribution().sizes().tolist() == [120] * 4

@@ -94,7 +94,7 @@ class Experiment(Settings):
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
         dataset = str(values.get("dataset", "digits"))
         volumes = _setting(values.get("images"), "depth") is not None
-        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, values.get("table"), volumes)}
+        defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, values, volumes)}
         if values.get("task", defaults.get("task")) == "segmentation":
             defaults["model"] = "unet"
         elif volumes:
@@ -203,11 +203,12 @@ def definition_of(values: Mapping[str, Any]) -> tuple[Experiment, RunOptions]:
     return validated(Experiment, experiment), validated(RunOptions, options)
 
 
-def _dataset_defaults(dataset: str, table: Any, volumes: bool) -> Mapping[str, Any]:
+def _dataset_defaults(dataset: str, values: Mapping[str, Any], volumes: bool) -> Mapping[str, Any]:
     """Return what a dataset suggests."""
+    table = values.get("table")
     folder = own_folder(dataset)  # first: it refuses a path that cannot be opened
     if table is not None or (dataset not in NAMES and is_table(Path(dataset))):
-        sites = {} if dataset in NAMES else _sites(Path(dataset), table)
+        sites = {} if dataset in NAMES else _sites(Path(dataset), table, counted="clients" in values)
         return {**DEFAULTS.get(dataset, {}), **TABLE_DEFAULTS, **sites}
     return _folder_defaults(folder, volumes) if folder else DEFAULTS.get(dataset, {})
 
@@ -231,15 +232,17 @@ def _setting(group: Any, name: str) -> Any:
     return group.get(name) if isinstance(group, Mapping) else getattr(group, name, None)
 
 
-def _sites(path: Path, table: Any) -> Mapping[str, Any]:
-    """Return how many sites tables come by; nothing if they are to be divided, or not here."""
+def _sites(path: Path, table: Any, *, counted: bool) -> Mapping[str, Any]:
+    """Return how many sites tables come by, unless that is known; nothing if they are to be divided, or not here."""
     names: Sequence[str] = list(site_tables(path))
     site = _setting(table, "site")
     if isinstance(site, str) and path.is_file():
+        if counted:
+            return {"partition": {"name": "given"}}
         from orchard.data.tables.reading import read_table  # late: pandas takes a while to import
         from orchard.data.tables.targets import rows_by_site
 
-        names = list(rows_by_site(read_table(path), site, str(path)))
+        names = list(rows_by_site(read_table(path, keep=True), site, str(path)))
     return {"clients": len(names), "partition": {"name": "given"}} if names else {}
 
 

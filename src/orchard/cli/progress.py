@@ -12,7 +12,7 @@ from orchard.data.clients import FederatedData
 from orchard.experiment import Experiment, RunOptions
 from orchard.runs.checks import FIRST_ROUNDS, findings, unmoved_loss
 from orchard.runs.loop import Progress as OnProgress
-from orchard.runs.progress import bar_on, newest_figures, no_progress
+from orchard.runs.progress import bar_on, newest_figures
 from orchard.runs.result import Result
 from orchard.runs.run import load_data
 
@@ -58,8 +58,12 @@ def checked_data(experiment: Experiment, options: RunOptions, *, quiet: bool) ->
 class GridWatcher:
     """Shows the progress of a grid: one bar on a terminal, else a line per run."""
 
+    advises = False
+    """Whether to say of each contender, once, that its training loss does not move."""
+
     def __init__(self, console: Console, bar: Progress | None) -> None:
         self.console, self.bar = console, bar
+        self.advised = set[str]()
 
     def plan(self, runs: int, rounds: int) -> None:
         """Open a bar over all rounds of all runs; it replaces that of an earlier grid."""
@@ -71,10 +75,9 @@ class GridWatcher:
 
     def begin(self, label: str, seed: int) -> OnProgress:
         """Return a callback that shows a run's rounds on the bar, if there is one."""
-        if self.bar is None:
-            return no_progress
 
         def advance(result: Result) -> None:
+            self._advise(label, result)
             if self.bar:
                 figures = f"{label}, seed {seed}: {newest_figures(result)}"
                 done = self.done * self.rounds + result.evaluated_rounds()
@@ -86,11 +89,17 @@ class GridWatcher:
         """Report that a run finished or was reused."""
         how = f"kept in {kept}" if kept else f"{result.seconds:.0f} s"
         score = result.task.measures[result.task.score]
+        self._advise(label, result)  # a reused run has no other callback
         self._count(f"{label}, seed {seed}: {score.best_mean()} {score.text(result.bmcta, 2)}  ({how})")
 
     def fail(self, label: str, seed: int, reason: str) -> None:
         """Report why a run failed."""
         self._count(f"{label}, seed {seed}: failed: {reason}")
+
+    def _advise(self, label: str, result: Result) -> None:
+        if self.advises and label not in self.advised and (text := unmoved_loss(result)):
+            self.advised.add(label)
+            self.console.print(f"orchard: {label}: {text}", style="yellow", soft_wrap=True)
 
     def _count(self, outcome: str) -> None:
         self.done += 1

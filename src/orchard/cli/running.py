@@ -166,6 +166,7 @@ def compare(
         if tuned:
             choices = tune(replace(grid, seeds=grid.seeds[:1]), contenders, watcher, stop)
             contenders = [choice.contender for choice in choices]
+        watcher.advises = True  # not before: tuning looks for a better learning rate anyway
         comparison = compare_methods(grid, contenders, watcher, stop)
     print_comparison(comparison, table)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from orchard.data.clients import FederatedData
 from orchard.data.division import checked, client_of_samples, shifted
-from orchard.data.samples import Samples, as_samples, find_task, split_by_stratum
+from orchard.data.samples import Samples, as_samples, decoded, find_task, split_by_stratum
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.task import Task
@@ -43,10 +43,12 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
         )
     kind = find_task(experiment.task, [np.asarray(given.y_train) for given in arrays], "y_train")
     parts = [samples_of_arrays(given, i, experiment, kind) for i, given in enumerate(arrays)]
-    task = kind.numbered(torch.cat([part.y for client in parts for part in client if part]))
+    everything = decoded([part for client in parts for part in client if part], kind)
+    task, rest = kind.numbered(torch.cat([part.y for part in everything])), iter(everything)
     names = [given.name or f"client {i}" for i, given in enumerate(arrays)]
     clients = []
-    for i, (train, validation, test) in enumerate(parts):
+    for i, (_, validating, testing) in enumerate(parts):
+        train, validation, test = next(rest), validating and next(rest), testing and next(rest)
         first, last = (train, test) if test else split_by_stratum(train, task)
         clients.append(client_of_samples(names[i], i, experiment, task, first, validation, last))
     return shifted(checked(clients, task), experiment)

@@ -59,7 +59,7 @@ def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> D
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
     paths = [obtain(source, folder) for source in entry.files[size]]
     if entry.format == "heart-disease":
-        return read_heart_disease(paths, "all" if experiment.dataset == "heart-disease" else "complete", entry.classes)
+        return read_heart_disease(paths, "all" if experiment.dataset == "heart-disease" else "complete")
     if entry.format == "medmnist":
         return _medmnist(paths[0], entry, experiment)
     if entry.format == "cifar":

@@ -41,14 +41,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Tables that were handed over: each site's under its name, or one under the name "data"."""
+class Table:
+    """The rows of all sites in one table."""
+
+    frame: "DataFrame"
+
+
+@dataclass(frozen=True)
+class SiteTables:
+    """A table for each site, by the sites' names."""
 
     frames: dict[str, "DataFrame"]
-    by_site: bool
 
 
-HandedOver = list[ClientArrays] | dict[str, NDArray[Any]] | Tables
+HandedOver = list[ClientArrays] | dict[str, NDArray[Any]] | Table | SiteTables
 """Each client's arrays, the arrays of all clients together by name, or tables."""
 
 PART_NAMES = {"train": "train", "val": "val", "validation": "val", "test": "test"}
@@ -64,12 +70,20 @@ FORMS = (
 def federate(data: object, experiment: Experiment) -> FederatedData:
     """Return every client's part of the data that were handed over."""
     held = handed_over(data, column_key(experiment.partition))
-    if isinstance(held, Tables):
-        frames = held.frames
-        if not held.by_site:
-            frames = divided_by_site(frames["data"], settings_of(experiment), "data", "data")
-        check_partition(experiment, by_client=held.by_site or settings_of(experiment).site is not None)
-        return shifted(divide(dataset_of_tables(frames, experiment, "data"), experiment), experiment)
+    return _of_tables(held, experiment) if isinstance(held, Table | SiteTables) else _of_arrays(held, experiment)
+
+
+def _of_tables(held: Table | SiteTables, experiment: Experiment) -> FederatedData:
+    settings = settings_of(experiment)
+    if isinstance(held, Table):
+        frames, by_site = divided_by_site(held.frame, settings, "data", "data"), settings.site is not None
+    else:
+        frames, by_site = held.frames, True
+    check_partition(experiment, by_client=by_site)
+    return shifted(divide(dataset_of_tables(frames, experiment, "data"), experiment), experiment)
+
+
+def _of_arrays(held: list[ClientArrays] | dict[str, NDArray[Any]], experiment: Experiment) -> FederatedData:
     check_partition(experiment, by_client=isinstance(held, list))
     if isinstance(held, list):
         return from_arrays(held, experiment)
@@ -80,26 +94,26 @@ def number_of_clients(held: HandedOver, settings: Mapping[str, Any]) -> int | No
     """Return how many clients there are, if the data tell it: by their number, or by a column of owners or sites."""
     if isinstance(held, list):
         return len(held)
-    if not isinstance(held, Tables):
-        key = column_key(settings.get("partition"))
-        return count_owners(held, key) if key else None
-    table = settings.get("table")
-    site = table.get("site") if isinstance(table, Mapping) else getattr(table, "site", None)
-    if held.by_site:
+    if isinstance(held, SiteTables):
         return len(held.frames)
-    return len(rows_by_site(held.frames["data"], site, "data")) if isinstance(site, str) else None
+    if isinstance(held, Table):
+        table = settings.get("table")
+        site = table.get("site") if isinstance(table, Mapping) else getattr(table, "site", None)
+        return len(rows_by_site(held.frame, site, "data")) if isinstance(site, str) else None
+    key = column_key(settings.get("partition"))
+    return count_owners(held, key) if key else None
 
 
 def handed_over(data: object, key: str | None = None) -> HandedOver:
     """Return the arrays of the data that were handed over; `key` names the column of owners."""
     if isinstance(data, ClientArrays):
         return [data]
-    if isinstance(data, Tables):
+    if isinstance(data, Table | SiteTables):
         return data
     if _is_frame(data):
-        return Tables({"data": as_table(data, "data")}, by_site=False)  # type: ignore[arg-type]
+        return Table(as_table(data, "data"))  # type: ignore[arg-type]
     if named := _frames_by_name(data):
-        return Tables({name: as_table(frame, f"data: {name}") for name, frame in named.items()}, by_site=True)
+        return SiteTables({name: as_table(frame, f"data: {name}") for name, frame in named.items()})
     if _is_whole(data):
         return _arrays(data, "data", key)
     if isinstance(data, Mapping) and data:

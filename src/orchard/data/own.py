@@ -14,6 +14,7 @@ from orchard.data.samples import (
     Samples,
     as_samples,
     check_same_shape,
+    decoded,
     find_task,
     joined,
     split_by_stratum,
@@ -57,7 +58,7 @@ def samples_of_parts(
         for part, (x, y) in keys.items()
     }
     check_same_shape(list(parts.values()), place)
-    return parts
+    return dict(zip(parts, decoded(list(parts.values()), task), strict=True))
 
 
 def part_keys(arrays: Arrays, place: str) -> Keys:

@@ -141,6 +141,12 @@ def resized(x: Tensor, size: int) -> Tensor:
     return x.clamp_(-1, 1)  # rounding can exceed the range
 
 
+def decoded(parts: Sequence[Samples], task: type[Task]) -> list[Samples]:
+    """Return all parts of a dataset, with what only all targets together tell of them."""
+    targets = task.decoded([part.y for part in parts])
+    return [Samples(part.x, y) for part, y in zip(parts, targets, strict=True)]
+
+
 def check_same_shape(parts: Sequence[Samples], place: str) -> None:
     """Raise if the parts of a dataset differ in the shape of their samples."""
     shapes = {tuple(part.x.shape[1:]) for part in parts}

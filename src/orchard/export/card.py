@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from orchard.data.catalogue import CATALOGUE
+from orchard.data.heart import column_of, columns_used
 from orchard.data.medical.scans import MedicalSettings
-from orchard.data.tables.encoding import FeatureColumn
+from orchard.data.tables.encoding import HeartReading, Schema
 from orchard.experiment import to_toml
+from orchard.export.by_class import by_class, cell
 from orchard.export.trained_model import TrainedModel
 
 RULES = {
@@ -37,7 +39,7 @@ OUTPUTS = {
 def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> str:
     """Return the Markdown card of the model in `file`; `about` is the file's metadata."""
     experiment = trained.experiment
-    name = _cell(about["client"])
+    name = cell(about["client"])
     settings = experiment.model_copy(update={"dataset": about["dataset"]})
     return "\n".join(
         [
@@ -49,8 +51,9 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> s
             "## How good it is",
             "",
             *_figures(trained),
+            *by_class(trained),
             "",
-            f"These are of round {about['round']} (counted from 0): {RULES[about['chosen']]}.",
+            f"All of these are of round {about['round']} (counted from 0): {RULES[about['chosen']]}.",
             "",
             "## What it was trained on",
             "",
@@ -97,7 +100,7 @@ def _data(trained: TrainedModel) -> list[str]:
     lines += ["| | train | validation | test |", "|---|---|---|---|"]
     for k, label in enumerate(trained.task.classes):
         row = [str(counts[part][k]) for part in ("train", "validation", "test")]
-        lines.append(f"| {_cell(label)} | {' | '.join(row)} |")
+        lines.append(f"| {cell(label)} | {' | '.join(row)} |")
     entry = CATALOGUE.get(experiment.dataset)
     if entry:
         return [*lines, "", f"Licence of the data: {entry.licence}. Please cite {entry.citation}."]
@@ -106,7 +109,7 @@ def _data(trained: TrainedModel) -> list[str]:
 
 def _use(about: Mapping[str, Any], file: Path) -> list[str]:
     shape = "×".join(map(str, about["shape"]))
-    classes = ", ".join(_cell(name) for name in about["classes"])
+    classes = ", ".join(cell(name) for name in about["classes"])
     return [
         "```",
         _command(about, file),
@@ -142,20 +145,27 @@ def _medical(images: MedicalSettings) -> list[str]:
 
 def _columns(preparation: Mapping[str, Any]) -> list[str]:
     """Return how each column of a table becomes features."""
-    table, scaling = preparation["table"], preparation["scaling"]
-    lines = [
-        "- A row of a table becomes these features, as `orchard predict` makes them of a .csv or .parquet:",
-        "",
-    ]
+    table, scaling = Schema.model_validate(preparation["table"]), preparation["scaling"]
+    what = f"UCI's columns {', '.join(columns_used(table.heart))}" if table.heart else "a table"
+    lines = [f"- A row of {what} becomes these features, as `orchard predict` makes them of a .csv or .parquet:", ""]
     lines += ["| column | features | mean | deviation |", "|---|---|---|---|"]
     features = zip(scaling["means"], scaling["deviations"], strict=True)
-    for column in map(FeatureColumn.model_validate, table["columns"]):
+    for column in table.columns:
         for k, name in enumerate(column.features):
             mean, deviation = next(features)
             number = k == 0 and column.levels is None
             scaled = f"{mean:.6g} | {deviation:.6g}" if number else "1 if so, else 0 | "
-            lines.append(f"| {_cell(column.name)} | {_cell(name)} | {scaled} |")
-    return [*lines, "", "- Numbers: (x − mean)/deviation, 0 where missing."]
+            lines.append(f"| {cell(column_of(name) if table.heart else column.name)} | {cell(name)} | {scaled} |")
+    lines += ["", "- Numbers: (x − mean)/deviation, 0 where missing."]
+    return [*lines, *_heart(table.heart)] if table.heart else lines
+
+
+def _heart(reading: HeartReading) -> list[str]:
+    zero = " A `chol` of 0 counts as missing." if reading == "all" else ""
+    return [
+        "- Features with “=” or “is missing” are 1 if so, else 0, and then standardised too. Missing is what is empty "
+        f"or `?`.{zero} If a column `num` says the truth, above 0 is ill."
+    ]
 
 
 def _scale(about: Mapping[str, Any]) -> list[str]:
@@ -178,7 +188,3 @@ def _command(about: Mapping[str, Any], file: Path) -> str:
     images = channels in (1, 3) and len(sides) == 2 and sides[0] == sides[1]
     samples = "images..." if images else "samples.npz"
     return f"orchard predict {shlex.quote(file.name)} {samples}{own}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

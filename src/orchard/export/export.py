@@ -16,7 +16,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from orchard.data.catalogue import CATALOGUE
+from orchard.data.division import federated_data
+from orchard.data.download import is_at_hand
+from orchard.data.samples import Samples
 from orchard.errors import UserError
+from orchard.export.by_class import has_classes
 from orchard.export.card import model_card
 from orchard.export.trained_model import Choice, TrainedModel
 from orchard.runs.files import write_durably
@@ -45,6 +50,7 @@ def export_model(run: Path, client: str, to: Path, choice: Choice = "validation"
         choice=choice,
         model=folder.models.read(round, index),
         preparation=held.preparations[index] if held.preparations else None,
+        test=_test_samples(folder, index) if has_classes(result.task) else None,
     )
     return trained.client, write_model(trained, to)
 
@@ -106,6 +112,21 @@ def _chosen_round(folder: RunFolder, result: Result, choice: Choice) -> int:
     if chosen not in kept:
         raise UserError(f"{folder.path}: the models of round {chosen} are not kept yet; {folder.resume_hint()}")
     return chosen
+
+
+def _test_samples(folder: RunFolder, client: int) -> Samples | None:
+    """Return a client's test samples; None if the run's data are not here any more. Nothing is downloaded for it."""
+    experiment, options = folder.definition()
+    published = CATALOGUE.get(experiment.dataset)
+    if experiment.dataset == "arrays" or (published and not is_at_hand(published, options.data_dir)):
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the run has said them
+            data = federated_data(experiment, options.data_dir)
+    except UserError:
+        return None
+    same = data.fingerprint() == folder.read("environment.json").get("data")
+    return data.clients[client].test if same else None
 
 
 # --- Formats ---

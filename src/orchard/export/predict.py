@@ -20,11 +20,12 @@ from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
 from orchard.data.axes import Layout
 from orchard.data.folders import images_below, is_ordinary
+from orchard.data.heart import with_features
 from orchard.data.image_folders import read_images, read_inputs
 from orchard.data.medical.masks import stem, write_mask
 from orchard.data.medical.scans import MedicalSettings, is_medical
 from orchard.data.readers import read_npz
-from orchard.data.samples import as_inputs, as_samples, image_inputs
+from orchard.data.samples import as_inputs, as_samples, decoded, image_inputs
 from orchard.data.tables.datasets import target_values
 from orchard.data.tables.reading import SUFFIXES, read_table
 from orchard.data.tables.scaling import Preparation
@@ -252,7 +253,8 @@ def _from_npz(file: Path, predictor: Predictor) -> Iterator[Batch]:
     place, targets_place = (f"{file}: {name}" for name in found)
     if found[1] in arrays:
         (given, targets), size = (arrays[name] for name in found), predictor.shape[-1]
-        x, y = as_samples(given, targets, size, type(predictor.task), place, targets_place, predictor.layout)
+        kind = type(predictor.task)
+        ((x, y),) = decoded([as_samples(given, targets, size, kind, place, targets_place, predictor.layout)], kind)
         predictor.task.check(y, targets_place)
     else:
         x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place, predictor.layout), None
@@ -266,6 +268,8 @@ def _from_table(file: Path, predictor: Predictor) -> Iterator[Batch]:
     if predictor.preparation is None:
         raise UserError(f"{file}: this model was not trained on a table; give it samples of shape {predictor.shape}")
     frame, prepared = read_table(file), predictor.preparation
+    if prepared.table.heart:
+        frame = with_features(frame, prepared.table.heart, str(file))
     x = torch.from_numpy(prepared.features(frame, str(file)))
     names = list(prepared.table.targets)
     y = target_values(frame, TableSettings(target=names), predictor.task, str(file)) if {*names} <= {*frame} else None

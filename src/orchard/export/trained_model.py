@@ -11,6 +11,7 @@ from orchard import __version__
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
 from orchard.core.vector import Model
+from orchard.data.samples import Samples
 from orchard.experiment import Experiment
 from orchard.runs.result import module_of
 from orchard.tasks.task import Task
@@ -40,6 +41,8 @@ class TrainedModel:
     model: Model
     preparation: Mapping[str, Any] | None = None
     """How rows of a table become samples, if the data are one."""
+    test: Samples | None = None
+    """The client's test samples, if they are at hand and the card needs them."""
 
     @property
     def task(self) -> Task:

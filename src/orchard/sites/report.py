@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
+from orchard.data.division import scaled
+from orchard.data.samples import Samples
+from orchard.data.site import site_data
+from orchard.data.tables.scaling import Preparation
 from orchard.errors import UserError
+from orchard.export.by_class import has_classes
 from orchard.export.export import write_model
 from orchard.export.trained_model import TrainedModel
 from orchard.sites.plan import Plan
@@ -24,6 +29,8 @@ class SiteRun:
 
     content: dict[str, Any]
     plan: Plan
+    data: Path
+    """The site's own data."""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -34,7 +41,8 @@ class SiteRun:
 
 def site_run(kit: Path, run: str | None) -> SiteRun:
     """Read the record of a run, by default the newest."""
-    records = load_site(kit).records
+    settings = load_site(kit)
+    records = settings.records
     found = sorted(records.glob("*/rounds-*.json"), key=lambda file: file.stat().st_mtime)
     runs = list(dict.fromkeys(file.parent.name for file in reversed(found)))
     if run is not None and run not in runs:
@@ -42,7 +50,7 @@ def site_run(kit: Path, run: str | None) -> SiteRun:
     content = SiteRecord(records / (run or runs[0]), {}).newest() if runs else None
     if content is None:
         raise UserError(f"{records}: holds no whole record of a run yet")
-    return SiteRun(content, Plan.from_json(content["about"]["plan"]))
+    return SiteRun(content, Plan.from_json(content["about"]["plan"]), settings.data)
 
 
 def report(site_run: SiteRun) -> Iterator[str]:
@@ -83,5 +91,21 @@ def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
         choice="own-validation" if choice == "validation" else choice,
         model=(model["vector"], model["buffers"]),
         preparation=about["preparation"],
+        test=_test_samples(site_run) if has_classes(task) else None,
     )
     return write_model(trained, to)
+
+
+def _test_samples(site_run: SiteRun) -> Samples | None:
+    """Return the site's test samples; None if its data are not there any more, or others."""
+    about, plan = site_run.about, site_run.plan
+    try:
+        data = site_data(site_run.data, about["site"], plan.sites.index(about["site"]), plan.task, plan.experiment)
+    except UserError:
+        return None
+    if data.fingerprint() != about["data"]:
+        return None
+    client = data.clients[0]
+    if data.unscaled:
+        client = scaled(client, data.unscaled, Preparation.model_validate(about["preparation"]).scaling)
+    return client.test

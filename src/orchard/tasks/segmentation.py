@@ -9,6 +9,7 @@ Both are undefined where neither targets nor predictions hold anything but backg
 not finite counts as background.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -21,6 +22,8 @@ from orchard.tasks.classification import check_labels, confusion_matrix, is_whol
 from orchard.tasks.task import Array, Measure, Measures, Rows, Task, share_loss
 
 LARGEST_LABEL = 255
+WHITE = 255
+"""In masks of black and white only, what is white is of class 1."""
 
 
 class Segmentation(Task):
@@ -42,6 +45,12 @@ class Segmentation(Task):
             worst = y.min() if y.min() < 0 else y.max()
             raise UserError(f"{place}: label {worst} of a pixel; expected 0 (background) to {LARGEST_LABEL}")
         return torch.from_numpy(y.astype(np.int64))
+
+    @classmethod
+    def decoded(cls, targets: Sequence[Tensor]) -> list[Tensor]:
+        """Return labels; if all masks are black and white, white is 1."""
+        black_and_white = all(bool(((y == 0) | (y == WHITE)).all()) for y in targets)
+        return [(y == WHITE).long() for y in targets] if black_and_white else list(targets)
 
     @classmethod
     def numbered(cls, y: Tensor) -> Self:

@@ -73,6 +73,11 @@ class Task(ABC):
         """Return a user's targets; raise a UserError that names the place if they do not fit the task."""
 
     @classmethod
+    def decoded(cls, targets: Sequence[Tensor]) -> list[Tensor]:
+        """Return all targets of a dataset, part by part, with what only all of them together tell."""
+        return list(targets)
+
+    @classmethod
     @abstractmethod
     def numbered(cls, y: Tensor) -> Self:
         """Return the task of targets whose classes have no names but their numbers."""

@@ -25,13 +25,11 @@ from orchard.data.medical.scans import (
     read_label_map,
     read_pair,
 )
-from orchard.data.samples import Samples
+from orchard.data.samples import Samples, decoded
 from orchard.errors import UserError
 from orchard.tasks.segmentation import Segmentation
 
 Pair = tuple[Path, Path]
-WHITE = 255
-"""In a picture of black and white only, what is white is of class 1."""
 UNKNOWN = np.eye(4)[[2, 1, 0, 3]]
 """Where a volume is taken to lie that does not say: in the standard axes, with voxels of one millimetre."""
 ORIENTATION = 0x0112
@@ -48,10 +46,11 @@ def read_masked(homes: Sequence[Path], size: int, settings: MedicalSettings | No
     x, y = _medical(pairs, settings, size) if settings else _ordinary(pairs, size)
     places = [str(home / MASKED[1]) for home in homes]
     sizes = [len(home) for home in found]
-    return [
+    parts = [
         Samples(inputs, Segmentation.targets(labels.numpy(), place))
         for inputs, labels, place in zip(torch.split(x, sizes), torch.split(y, sizes), places, strict=True)
     ]
+    return decoded(parts, Segmentation)
 
 
 def _pairs(home: Path, volumes: bool) -> list[Pair]:
@@ -109,13 +108,13 @@ def _medical(pairs: Sequence[Pair], settings: MedicalSettings, size: int) -> tup
     with ThreadPoolExecutor(AT_ONCE) as pool:
         read = list(pool.map(lambda image, mask: read_pair(image, mask, settings, size), *zip(*pairs, strict=True)))
     x, y = (torch.from_numpy(np.stack(part)) for part in zip(*read, strict=True))
-    return x[:, None], _classes(y)
+    return x[:, None], y
 
 
 def _ordinary(pairs: Sequence[Pair], size: int) -> tuple[Tensor, Tensor]:
     with ThreadPoolExecutor() as pool:
         masks = list(pool.map(lambda image, mask: _mask(image, mask, size), *zip(*pairs, strict=True)))
-    return read_inputs([image for image, _ in pairs], size, None), _classes(torch.from_numpy(np.stack(masks)))
+    return read_inputs([image for image, _ in pairs], size, None), torch.from_numpy(np.stack(masks))
 
 
 def _mask(image: Path, mask: Path, size: int) -> NDArray[np.int64]:
@@ -135,12 +134,6 @@ def _sides(file: Path) -> tuple[int, int]:
             return (width, height) if turned else (height, width)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{file}: cannot be read as an image: {error}") from None
-
-
-def _classes(y: Tensor) -> Tensor:
-    """Return labels; if all are black or white, white is 1."""
-    black_and_white = bool(((y == 0) | (y == WHITE)).all())
-    return (y == WHITE).long() if black_and_white else y
 
 
 def write_mask(labels: NDArray[np.int64], image: Path, settings: MedicalSettings | None, folder: Path) -> Path:

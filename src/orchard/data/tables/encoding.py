@@ -4,7 +4,7 @@ A number is one feature, NaN where it is missing. A category is one feature for 
 for the others; all are 0 where it is missing. A column that may lack values has one more feature, 1 where it does.
 """
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MOST_FEATURES = 10_000
 
 Rows = NDArray[np.float32]
+HeartReading = Literal["complete", "all"]
+"""How UCI's heart disease data are read: see `heart.py`."""
 
 
 class FeatureColumn(Settings):
@@ -54,6 +56,8 @@ class Schema(Settings):
 
     columns: tuple[FeatureColumn, ...]
     targets: tuple[str, ...]
+    heart: HeartReading | None = None
+    """How the columns are made from those of UCI's heart disease data, if they are."""
 
     def features(self) -> list[str]:
         """Return the names of the features, in order."""

@@ -39,8 +39,35 @@ INDEX_COLUMN = re.compile(r"__index_level_\d+__")
 """How pandas names a data frame's index in a Parquet file; it is no column."""
 
 
-def read_table(path: Path) -> "DataFrame":
-    """Read a .csv or .parquet file; raise if it is not a table."""
+_KEPT: dict[tuple[object, ...], "DataFrame"] = {}
+"""The table that was last read to be kept."""
+
+
+def read_table(path: Path, *, keep: bool = False) -> "DataFrame":
+    """Read a .csv or .parquet file; raise if it is not a table. The next call takes what this one keeps.
+
+    An experiment counts the sites in a file before its data are loaded, and a large file takes long to read.
+    """
+    state = _state(path)
+    frame = _KEPT.pop(state, None)
+    _KEPT.clear()  # of another file, or of this one before it was changed
+    if frame is None:
+        frame = _read(path)
+    if keep:
+        _KEPT[state] = frame
+    return frame
+
+
+def _state(path: Path) -> tuple[object, ...]:
+    """Return what tells whether a path is the same file with the same content."""
+    try:
+        found = path.stat()
+    except OSError:  # which reading explains
+        return (path,)
+    return path.suffix, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(path: Path) -> "DataFrame":
     need_pandas()
     try:
         content = path.read_bytes()
