@@ -10,7 +10,8 @@ from torch import Tensor
 
 from helpers import SmallFederation, method, small_experiment
 from orchard.core.training import local_sgd, pull
-from orchard.methods.heurfedamp import HeurFedAMPServer, cosines, mixture_weights
+from orchard.core.vector import cosines
+from orchard.methods.heurfedamp import HeurFedAMPServer, mixture_weights
 
 
 @given(

@@ -22,6 +22,8 @@ Model = tuple[Tensor, Mapping[str, Tensor]]
 ROW_ALIGNMENT = 16
 """Rows of a matrix of models start at multiples of this many elements (64 bytes in float32), so that a
 product with it takes the same vectorised path, and gives the same bits, for every row and every run."""
+BLOCK = 1 << 14
+"""Parameters converted to float64 at a time."""
 
 
 @dataclass(frozen=True)
@@ -172,3 +174,24 @@ def fill(matrix: Tensor, rows: Sequence[Tensor | None]) -> Tensor:
     for mine, row in zip(matrix, rows, strict=True):
         mine.zero_() if row is None else mine.copy_(row)
     return matrix
+
+
+def float64_blocks(models: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield all models side by side in float64, block by block, so that a block stays in the processor's cache."""
+    for blocks in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
+        yield torch.stack(blocks).double()
+
+
+def products(models: Sequence[Tensor]) -> Tensor:
+    """Return the scalar product of every pair of models, in float64."""
+    total = torch.zeros(len(models), len(models), dtype=torch.float64)
+    for block in float64_blocks(models):
+        total += block @ block.T
+    return total
+
+
+def cosines(models: Sequence[Tensor] | Tensor) -> Tensor:
+    """Return the cosine of every pair of models, in float64."""
+    pairs = products(list(models))
+    lengths = pairs.diagonal().sqrt()
+    return pairs / (lengths[:, None] * lengths)

@@ -44,9 +44,9 @@ from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
 from orchard.core.evaluation import mean_loss
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd
+from orchard.core.vector import cosines, products
 from orchard.method import MethodSettings, Moment, Traffic
 from orchard.methods.fedavg import weighted_mean
-from orchard.methods.heurfedamp import cosines, products
 
 if TYPE_CHECKING:
     from orchard.data.samples import Samples

@@ -14,7 +14,7 @@ where s_ij is the cosine of w_i and w_j. The client starts at u_i and minimises 
 In the first round all start from one initial model. The paper leaves ξ_ii, σ, λ and α_k to tuning.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,12 +24,10 @@ from torch import Tensor
 from orchard.core.contract import Client, Download, Server, Vectors
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd, pull
+from orchard.core.vector import cosines, float64_blocks
 from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Traffic
 from orchard.methods.limits import check_convergence
-
-BLOCK = 1 << 14
-"""Parameters converted to float64 at a time."""
 
 
 class HeurFedAMP(MethodSettings):
@@ -134,27 +132,6 @@ class HeurFedAMPServer(Server):
 def mixture(weights: Tensor, models: Sequence[Tensor]) -> Tensor:
     """Return Σ_j ξ_j·w_j, in float64."""
     return torch.cat([weights @ block for block in float64_blocks(models)])
-
-
-def float64_blocks(models: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all models side by side in float64, block by block, so that a block stays in the processor's cache."""
-    for blocks in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
-        yield torch.stack(blocks).double()
-
-
-def products(models: Sequence[Tensor]) -> Tensor:
-    """Return the scalar product of every pair of models, in float64."""
-    total = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for block in float64_blocks(models):
-        total += block @ block.T
-    return total
-
-
-def cosines(models: Sequence[Tensor] | Tensor) -> Tensor:
-    """Return the cosine of every pair of models, in float64."""
-    pairs = products(list(models))
-    lengths = pairs.diagonal().sqrt()
-    return pairs / (lengths[:, None] * lengths)
 
 
 def mixture_weights(cosines: Tensor, sigma: float, self_weight: float) -> Tensor:
