@@ -21,6 +21,8 @@ BUILT_IN = {
     "scaffold": "orchard.methods.scaffold:Scaffold",
     "fedper": "orchard.methods.fedper:FedPer",
     "ditto": "orchard.methods.ditto:Ditto",
+    "cfl": "orchard.methods.cfl:CFL",
+    "ifca": "orchard.methods.ifca:IFCA",
     "apfl": "orchard.methods.apfl:APFL",
     "heurfedamp": "orchard.methods.heurfedamp:HeurFedAMP",
     "fedfomo": "orchard.methods.fedfomo:FedFomo",
