@@ -37,7 +37,8 @@ def test_cfl(absent: dict[int, set[int]]) -> None:
         def mean(vectors: dict[int, Array], members: list[int]) -> Array:
             some = [i for i in members if i in vectors]
             total = clients.shares[some].sum()
-            return np.sum([clients.shares[i] / total * vectors[i] for i in some], axis=0)
+            average: Array = np.sum([clients.shares[i] / total * vectors[i] for i in some], axis=0)
+            return average
 
         still = {c: float(np.linalg.norm(mean(moves, m))) for c, m in enumerate(clusters) if {*m} & {*there}}
         scale = max(scale, *still.values())

@@ -16,10 +16,9 @@ without its weakest edge, and every bipartition cuts an edge of that tree. An ab
 
 The paper's thresholds are absolute (s = 1), found by looking at norms, and depend on model, learning rate and epochs.
 Here s is the largest norm of a cluster's mean update so far. The defaults find two and three codings of labels among
-the embedded digits; noise can split some who agree. ε1 = 0 is FedAvg-local. γ_max, a check of the cut, is left out.
-
-A newcomer gets the average of all clusters, and once it has trained, the model of the cluster in whose direction it
-moved. (The paper keeps all splits, and leads newcomers from one to the next.)
+the embedded digits; noise and unequal labels may split clients who agree. ε1 = 0 is FedAvg-local. Left out: γ_max, the
+paper's check of a cut, and its tree of all splits, which leads newcomers to a cluster. Here a newcomer gets the average
+of all clusters, and once it has trained, the model of the cluster in whose direction it moved.
 """
 
 from collections.abc import Mapping, Sequence
