@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -19,7 +20,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.run import run
 
 CLIENTS, ROUNDS = 12, 12
-EXPERIMENT = {"model": "cnn", "epochs": 1, "batch_size": 64, "rounds": ROUNDS}
+EXPERIMENT: dict[str, Any] = {"model": "cnn", "epochs": 1, "batch_size": 64, "rounds": ROUNDS}
 
 
 def together() -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -136,17 +136,17 @@ class Federation:
 
     # --- Commands and files ---
 
-    def run(self, **changes: object) -> "subprocess.Popen[str]":
-        """Start `orchard deploy run`; its folder is `home/run`."""
+    def run(self, *, out: str = "run", **changes: Any) -> "subprocess.Popen[str]":
+        """Start `orchard deploy run`; its folder is `home/run`, or another one there."""
         agreement = {
             "classes": [str(k) for k in range(10)],
             "round_seconds": 60,
-            **changes.pop("deploy", {}),  # type: ignore[dict-item]
+            **changes.pop("deploy", {}),
         }
         values: Mapping[str, object] = {"dataset": "digits", "model": "mlp", "rounds": 6, "epochs": 2, **changes}
         file = self.home / "experiment.toml"
         file.write_text(tomli_w.dumps({**values, "deploy": agreement}))
-        return self.command("run", str(file), "--kit", str(self.kits / COORDINATOR), "--out", str(self.home / "run"))
+        return self.command("run", str(file), "--kit", str(self.kits / COORDINATOR), "--out", str(self.home / out))
 
     def command(self, *words: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", "from orchard.cli import main; main()", "deploy", *words]

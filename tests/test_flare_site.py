@@ -113,6 +113,8 @@ SENT = "the personalised model is the one that the server sends to all"
         ("apfl", ""),
         ("apple", ""),
         ("graft", ""),
+        ("cfl", LEAVES),
+        ("ifca", LEAVES),
     ],
 )
 def test_check_says_where_the_personalised_model_is_not_the_sites_alone(
@@ -123,15 +125,31 @@ def test_check_says_where_the_personalised_model_is_not_the_sites_alone(
     experiment.write_text(tomli_w.dumps(agreed))
     said = list(check(kit, experiment))
     assert not seen or f"  with {method} {seen}" in said
-    private = [] if method == "graft" else ["directed relationships"] if seen else ["directed relationships", MODEL]
+    private = (
+        []
+        if method in ("graft", "cfl", "ifca")
+        else ["directed relationships"]
+        if seen
+        else ["directed relationships", MODEL]
+    )
     assert said[-1] == f"What does not: {', '.join(['samples', *private, 'logs'])}."
 
 
-def test_check_says_what_pools_tell(tmp_path: Path, kit: Path, experiment: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "learned"),
+    [
+        ("graft", "the server works out from the cores who opposes whom"),
+        ("cfl", "the server works out who pulls against whom"),
+        ("ifca", "the server learns which of its models fits the site best"),
+    ],
+)
+def test_check_says_what_pools_and_clusters_tell(
+    method: str, learned: str, tmp_path: Path, kit: Path, experiment: Path
+) -> None:
     Consortium(tmp_path)
-    experiment.write_text(tomli_w.dumps({**EXPERIMENT, "method": "graft", "deploy": {"classes": ["a", "b", "c"]}}))
+    experiment.write_text(tomli_w.dumps({**EXPERIMENT, "method": method, "deploy": {"classes": ["a", "b", "c"]}}))
     said = list(check(kit, experiment))
-    assert any(line.startswith("  with graft the server works out from the cores who opposes whom") for line in said)
+    assert any(line.startswith(f"  with {method} {learned}") for line in said)
 
 
 @pytest.mark.parametrize(

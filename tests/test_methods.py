@@ -21,6 +21,8 @@ def test_traffic_equals_the_table(name: str) -> None:
         "lg-fedavg": (head, head),
         "fedrep": (body, body),  # and fedbn sends all, since the MLP has no normalisation layer
         "scaffold": (2 * m, 2 * m),
+        "cfl": (m, m + 4 * 4),  # and the shares of the four clients
+        "ifca": (m + 2 * 4, 2 * m),  # and which of the two models
         "fedfomo": (m, 3 * m),
         "apple": (m, 3 * m),
         "graft": (m, m + 4 * 4),  # and the weights of the four clients

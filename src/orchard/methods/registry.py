@@ -29,6 +29,8 @@ BUILT_IN = {
     "pfedme": "orchard.methods.pfedme:PFedMe",
     "apfl": "orchard.methods.apfl:APFL",
     "fedala": "orchard.methods.fedala:FedALA",
+    "cfl": "orchard.methods.cfl:CFL",
+    "ifca": "orchard.methods.ifca:IFCA",
     "mocha": "orchard.methods.mocha:Mocha",
     "fedamp": "orchard.methods.fedamp:FedAMP",
     "heurfedamp": "orchard.methods.heurfedamp:HeurFedAMP",
