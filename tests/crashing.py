@@ -62,6 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in BUILT_IN},
     "apple-budget": {"method": method("apple", budget=1)},
     "fedfomo-budget": {"method": method("fedfomo", budget=2)},
+    "cfl-split": {"method": method("cfl", eps1=9.0, eps2=0.0)},
     "fedavg-ft-short": {"method": method("fedavg-ft", tuning_epochs=1)},
     "dropout": {"model": Dropping},
 }

@@ -73,7 +73,7 @@ class Consortium:
 
 def figures(result: Result) -> list[Any]:
     """All that a server may see of a run: no private figures, no times."""
-    private = ("relationships", "alpha", "time", "seconds")
+    private = ("relationships", "alpha", "cluster", "time", "seconds")
     return [{k: v for k, v in entry.as_json().items() if k not in private} for entry in result.rounds]
 
 

@@ -122,8 +122,8 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
 
 def _who_sees_the_model(model: Tensor, uploaded: Vectors, sent: Vectors) -> str:
     """Return why others see the personalised model; an empty string if they do not."""
-    if any(vector.shape == model.shape and torch.equal(vector, model) for vector in sent.values()):
-        return "the personalised model is the one that the server sends to all"
     if any(vector.shape == model.shape and torch.equal(vector, model) for vector in uploaded.values()):
         return "the model that leaves is this site's personalised model"
+    if any(vector.shape == model.shape and torch.equal(vector, model) for vector in sent.values()):
+        return "the personalised model is the one that the server sends to all"
     return ""
