@@ -23,7 +23,7 @@ from orchard.data.client_arrays import ClientArrays
 from task_data import NAMES, SETTINGS, task_arrays
 from test_own_tables import COLUMNS, patients
 
-PRIVATE = ("relationships", "alpha", "time", "seconds")
+PRIVATE = ("relationships", "alpha", "cluster", "time", "seconds")
 
 
 def simulated(arrays: list[ClientArrays], **changes: object) -> Result:
