@@ -46,12 +46,13 @@ bench: $(VENV)/runtime ## Measure speed, as ratios
 	@$(BIN)/python benchmarks
 
 docs: $(VENV)/development ## Build the documentation as a site, in site/, and check its links
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods
+documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods, settings, commands
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
 	@$(BIN)/python -m orchard.methods.description docs/methods.md
+	@$(BIN)/python -m orchard.cli.reference docs
 
 release: $(VENV)/development ## Build the packages in dist/, check them, and run the demo from the wheel
 	@rm -rf dist
