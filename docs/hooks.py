@@ -1,4 +1,4 @@
-"""What the site has beside docs/*.md: pages made of the files at the top of the repository."""
+"""What the site has beside docs/*.md: pages made of the files at the top of the repository, and of docstrings."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -16,14 +16,20 @@ TOP = {
     "CHANGELOG.md": "changelog.md",
 }
 """Files at the top of the repository, and the pages that they become."""
+EXPORTS = {
+    "python.md": "# Python, to run experiments\n\nSettings have [a page of their own](settings.md).\n\n::: orchard\n",
+    "python-methods.md": "# Python, to write methods\n\n::: orchard.methods\n",
+}
+"""Pages of what a package exports to the outside."""
 HOMES = {page: file for file, page in TOP.items()}
 LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
-    for name, page in TOP.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text("utf-8")))
+    texts = {page: (ROOT / file).read_text("utf-8") for page, file in HOMES.items()} | EXPORTS
+    for page, text in texts.items():
+        files.append(File.generated(config, page, content=text))
     return files
 
 

@@ -1,12 +1,16 @@
 """The documentation as a site: every link leads somewhere, and it can be read from a folder without a network."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from playwright.sync_api import Browser, expect
 
+import orchard
+import orchard.methods
 from browser import browser, needs_chromium, reading
 
 __all__ = ["browser"]
@@ -33,6 +37,12 @@ def test_files_at_the_top_are_pages_and_their_links_stay_in_the_site(site: Path)
     assert 'src="report.png"' in first
     assert "core/contract.py" in (site / "contributing.html").read_text("utf-8")
     assert not [page for page in site.rglob("*.html") if 'href="src/' in page.read_text("utf-8")]
+
+
+@pytest.mark.parametrize(("page", "package"), [("python.html", orchard), ("python-methods.html", orchard.methods)])
+def test_all_that_a_package_exports_is_explained(site: Path, page: str, package: ModuleType) -> None:
+    explained = set(re.findall(r'<h2 id="([\w.]+)"', (site / page).read_text("utf-8")))
+    assert explained == {f"{package.__name__}.{name}" for name in package.__all__}
 
 
 @needs_chromium
