@@ -46,7 +46,7 @@ bench: $(VENV)/runtime ## Measure speed, as ratios
 	@$(BIN)/python benchmarks
 
 docs: $(VENV)/development ## Build the documentation as a site, in site/, and check its links
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods, settings, commands
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
