@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Tables of four hospitals
 #
-# 569 women with a lump in the breast: 30 measurements of cells each, and whether the lump was benign. The patients are
-# real (Breast Cancer Wisconsin, which comes with scikit-learn); the four hospitals are not: a partition deals the
-# patients out, unevenly. Four real ones are in `dataset="heart-disease"`, which Orchard downloads.
+# 569 lumps in the breast: 30 measurements of each one's cells, and whether it was benign. The patients are real (Breast
+# Cancer Wisconsin, which comes with scikit-learn); the four hospitals are not: a partition deals the patients out,
+# unevenly. Four real ones are in `dataset="heart-disease"`, which Orchard downloads.
 
 # %%
 import pandas as pd
