@@ -7,7 +7,7 @@ DEMO   := compare --methods separate,fedavg-local,apple,graft --partition iid --
 FLOOR  := 87  # percent of the lines in src/ that the tests must run
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench documents release clean
+.PHONY: help demo test test-all lint format bench docs documents release clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,10 +45,14 @@ format: $(VENV)/development ## Put the code into the house style
 bench: $(VENV)/runtime ## Measure speed, as ratios
 	@$(BIN)/python benchmarks
 
-documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods
+docs: $(VENV)/development ## Build the documentation as a site, in site/, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods, settings, commands
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
 	@$(BIN)/python -m orchard.methods.description docs/methods.md
+	@$(BIN)/python -m orchard.cli.reference docs
 
 release: $(VENV)/development ## Build the packages in dist/, check them, and run the demo from the wheel
 	@rm -rf dist
@@ -61,4 +65,4 @@ release: $(VENV)/development ## Build the packages in dist/, check them, and run
 	cd "$$trial" && venv/bin/orchard --version && venv/bin/orchard $(DEMO)
 
 clean: ## Remove everything that was set up or built
-	rm -rf $(VENV) dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

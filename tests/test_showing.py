@@ -47,6 +47,7 @@ def test_a_plot_has_a_line_for_each_client_and_one_for_the_mean(result: Result) 
     assert np.allclose(np.array([line.get_ydata() for line in clients], dtype=float), 100 * result.scores().T)
     np.testing.assert_allclose(np.asarray(mean.get_ydata()), 100 * result.scores().mean(axis=1))
     assert axes.get_ylabel() == "test accuracy in %"
+    assert all(tick == round(tick) for tick in axes.get_xticks()), "there are no half rounds"
     assert result.plot(axes) is axes
 
 

@@ -67,16 +67,22 @@ class Experiment(Settings):
         default="merged", description="of MedMNIST: all parts merged and split 80/20, or its own test set"
     )
     fraction: float = Field(default=1.0, gt=0, le=1, description="share of the training data used; tests stay whole")
-    clients: int = Field(default=12, ge=1)
-    partition: Partition = Practical()
-    shift: Shift | None = Field(
-        default=None, description="a difference between groups of clients: labels, invert, rotate, blur or noise"
+    clients: int = Field(default=12, ge=1, description="how many; as many as the data name, if they name some")
+    partition: Partition = Field(
+        default=Practical(), description="who holds what: the name of a partition, or a table of its settings"
     )
-    method: Method = Field(default_factory=lambda: _method("apple"), validate_default=True)
+    shift: Shift | None = Field(
+        default=None, description="a difference between groups of clients: its kind, or a table of its settings"
+    )
+    method: Method = Field(
+        default_factory=lambda: _method("apple"),
+        validate_default=True,
+        description="the name of a method, or a table of its parameters",
+    )
     model: str | Callable[..., Any] = Field(default="cnn", description='a name, a factory, or "package.module:factory"')
-    rounds: int = Field(default=160, ge=1)
+    rounds: int = Field(default=160, ge=1, description="how often clients and server exchange models")
     epochs: int = Field(default=5, ge=1, description="local epochs per round")
-    batch_size: int = Field(default=256, ge=1)
+    batch_size: int = Field(default=256, ge=1, description="samples in a training step")
     lr: float = Field(default=0.01, ge=0, allow_inf_nan=False, description="η1, the learning rate of the networks")
     lr_decay: float = Field(default=1.0, gt=0, le=1, description="factor on all learning rates after each round")
     momentum: float | None = Field(
@@ -162,7 +168,7 @@ class RunOptions(Settings):
     data_dir: LaxPath | None = Field(default=None, description="where data files are; else $ORCHARD_DATA")
     workers: int | None = Field(default=None, ge=1, description="clients trained at the same time; default: the cores")
     threads: int = Field(default=1, ge=1, description="compute threads of each worker")
-    device: str = "cpu"
+    device: str = Field(default="cpu", description="where networks are trained, by PyTorch's name: cpu, cuda, cuda:1")
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="rounds between checkpoints; default: as few as cost at most 2 % of the time"
     )

@@ -1,8 +1,8 @@
-"""Text for people: suggest names, make them printable, shorten them."""
+"""Text for people: suggest names, make them printable, shorten them, put them in tables."""
 
 import difflib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 NOT_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories that do not print: controls, surrogates, line and paragraph separators."""
@@ -25,3 +25,12 @@ def readable(name: str) -> str:
 def shortened(name: str, length: int) -> str:
     """Cut a name to at most `length` characters."""
     return name if len(name) <= length else name[: length - 1] + "…"
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    return [_row(headings), "|" + "---|" * len(headings), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

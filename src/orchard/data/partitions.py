@@ -26,7 +26,7 @@ REDRAWS = 1000
 class Ownership(Settings):
     """What all partitions share: a seed of their own, independent of the training seed."""
 
-    seed: int = Field(default=42, ge=0, lt=2**32)
+    seed: int = Field(default=42, ge=0, lt=2**32, description="of who holds what; that of the training is another")
 
 
 class Pathological(Ownership):
@@ -46,7 +46,7 @@ class Dirichlet(Ownership):
     """The shares of each class are drawn from a symmetric Dirichlet distribution."""
 
     name: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False, description="the smaller, the more clients differ")
 
 
 class IID(Ownership):
@@ -59,7 +59,7 @@ class Column(Ownership):
     """An array beside the samples, ``<key>_train`` and so on, names the owner of each sample."""
 
     name: Literal["column"] = "column"
-    key: str
+    key: str = Field(description="the name of the column of owners")
 
     @model_validator(mode="before")
     @classmethod

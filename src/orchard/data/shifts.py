@@ -34,7 +34,9 @@ NOISE = 0.3
 class ShiftSettings(Settings):
     """How groups of clients differ."""
 
-    kind: Literal["labels", "invert", "rotate", "blur", "noise"]
+    kind: Literal["labels", "invert", "rotate", "blur", "noise"] = Field(
+        description="another coding of labels; or images inverted, turned, blurred or noisy"
+    )
     groups: int = Field(default=2, ge=2, description="how many groups the clients are dealt into")
 
 

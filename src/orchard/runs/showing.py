@@ -49,6 +49,7 @@ def to_pandas(result: "Result") -> "pd.DataFrame":
 def plot(result: "Result", axes: "Axes | None" = None) -> "Axes":
     """Draw each client's test score by round, and their mean; return the axes."""
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     axes = axes or pyplot.subplots()[1]
     measure, scores = result.task.measures[result.task.score], _evaluated(result)
@@ -56,6 +57,7 @@ def plot(result: "Result", axes: "Axes | None" = None) -> "Axes":
     rounds = np.arange(1, len(scores) + 1)
     axes.plot(rounds, scale * scores, color="0.75", linewidth=0.8)
     axes.plot(rounds, scale * _means(scores), linewidth=2, label=f"{result.experiment.method.name}, mean over clients")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("rounds")
     axes.set_ylabel(f"test {measure.title}{' in %' if measure.percent else ''}")
     axes.legend()

@@ -19,11 +19,11 @@ ADMIN = r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+"
 class Consortium(Settings):
     """A server, its sites and their coordinator."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$", description="small letters, digits and hyphens")
     server: str = Field(pattern=f"^{HOST}$", description="the name under which sites reach the server")
     port: int = Field(default=8002, ge=1, le=65535, description="the only one that must be open, at the server alone")
     coordinator: str = Field(pattern=f"^{ADMIN}$", description="an address, which is the coordinator's name")
-    sites: list[str] = Field(min_length=1)
+    sites: list[str] = Field(min_length=1, description="letters, digits and hyphens make a name")
     storage: str = Field(default="/var/lib/orchard", description="the server's folder for jobs and runs")
     message_mb: int = Field(
         default=1024, ge=1, description="no message may be larger; one holds a model, or all others'"

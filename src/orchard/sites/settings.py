@@ -17,7 +17,7 @@ class SiteSettings(Settings):
 
     data: LaxPath = Field(description="an .npz, or a folder of images")
     records: LaxPath = Field(description="outside of the kit, and of this site alone: what a crash must not lose")
-    device: str = "cpu"
+    device: str = Field(default="cpu", description="where networks are trained, by PyTorch's name: cpu, cuda, cuda:1")
     threads: int = Field(default=1, ge=1, description="compute threads; with others, the last bits differ")
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'

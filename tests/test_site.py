@@ -1,0 +1,79 @@
+"""The documentation as a site: every link leads somewhere, and it can be read from a folder without a network."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+import orchard
+import orchard.methods
+from browser import browser, needs_chromium, reading
+from test_documents import code_blocks
+
+__all__ = ["browser"]
+
+ROOT = Path(__file__).parent.parent
+
+
+def build(site: Path, *, run_notebooks: bool) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    environment = {**os.environ, "RUN_NOTEBOOKS": str(run_notebooks).lower()}
+    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert built.returncode == 0, built.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the site without what its notebooks print and draw."""
+    folder = tmp_path_factory.mktemp("site")
+    build(folder, run_notebooks=False)
+    return folder
+
+
+def test_files_at_the_top_are_pages_and_their_links_stay_in_the_site(site: Path) -> None:
+    first = (site / "index.html").read_text("utf-8")
+    assert 'href="contributing.html#add-a-method-in-one-file"' in first
+    assert 'src="report.png"' in first
+    assert "core/contract.py" in (site / "contributing.html").read_text("utf-8")
+    assert not [page for page in site.rglob("*.html") if 'href="src/' in page.read_text("utf-8")]
+
+
+def test_all_that_is_exported_is_explained(site: Path) -> None:
+    pages = [(site / page).read_text("utf-8") for page in ("python.html", "python-methods.html")]
+    explained = {name for page in pages for name in re.findall(r'<h2 id="orchard\.(?:methods\.)?(\w+)"', page)}
+    assert explained == {*orchard.__all__, *orchard.methods.__all__}
+
+
+@needs_chromium
+def test_it_is_read_and_searched_from_a_folder_without_a_network(site: Path, browser: Browser) -> None:
+    with reading(browser, site / "index.html") as reader:
+        reader.page.get_by_role("textbox", name="Search").fill("pathological")
+        found = reader.page.locator(".md-search-result__link")
+        expect(found.first).to_be_visible()
+        assert any("data.html" in str(link.get_attribute("href")) for link in found.all())
+        assert all(address.startswith("file:") for address in reader.requests)
+        assert not reader.troubles
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_notebooks_show_what_came_out(tmp_path: Path, browser: Browser) -> None:
+    build(tmp_path, run_notebooks=True)
+    notebooks = tmp_path / "notebooks"
+    assert len(list(notebooks.glob("*.html"))) == len(list((ROOT / "docs" / "notebooks").glob("*.py")))
+    with reading(browser, notebooks / "first_federation.html") as reader:
+        assert "graft: round 8/8" in reader.text("article")
+        assert reader.page.locator("polyline").count() == 8
+        assert reader.page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+        assert not reader.troubles
+
+
+def test_the_method_in_the_notebook_is_that_of_the_guide() -> None:
+    notebook = (ROOT / "docs" / "notebooks" / "own_method.py").read_text("utf-8")
+    (code,) = code_blocks(ROOT / "CONTRIBUTING.md")
+    _, _, classes = code.partition("\nclass ")
+    assert classes in notebook
