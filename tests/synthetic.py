@@ -19,7 +19,7 @@ NINE = ["separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl",
 
 
 class SyntheticRun:
-    """A run whose rounds are written one by one; `finish` ends it."""
+    """A run whose rounds are written one by one; `finish` ends it. Its clients' `accuracy` may be given."""
 
     def __init__(
         self,
@@ -31,7 +31,9 @@ class SyntheticRun:
         rounds: int = 5,
         seed: int = 42,
         dataset: str = "digits",
+        accuracy: Sequence[float] | None = None,
     ) -> None:
+        self.accuracy = accuracy
         values = {"dataset": dataset, "clients": len(names), "partition": "iid", "method": method}
         experiment = load_experiment(overrides={**values, "rounds": rounds, "seed": seed})
         self.random = np.random.default_rng([seed, *str(method).encode()])
@@ -65,7 +67,7 @@ class SyntheticRun:
         """End one more round."""
         r, n = len(self.result.rounds), self.clients
         level = 1 - 0.7 / (r + 2)
-        accuracy = np.clip(level - 0.1 * self.random.random(n), 0, 1)
+        accuracy = self.accuracy or np.clip(level - 0.1 * self.random.random(n), 0, 1).tolist()
         scores: list[Scores | None] = [Scores(measures(float(a) - 0.01), measures(float(a))) for a in accuracy]
         entry = Round(
             round=r,

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from playwright.sync_api import Browser
 
 from browser import Reader, browser, needs_chromium, reading
 from orchard.report.page import write_report
+from orchard.runs.folder import RunFolder
+from orchard.runs.uncertainty import wilson
 from synthetic import NINE, SyntheticRun
 
 pytestmark = needs_chromium
@@ -33,8 +36,8 @@ def reader(browser: Browser, report: Path) -> Iterator[Reader]:
 def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader, report: Path) -> None:
     assert [url for url in reader.requests if not url.startswith("data:")] == [report.as_uri()]
     assert reader.text("h1") == "digits, iid split"
-    assert "ways of training compared here" in reader.text("#story")
-    assert "4 clients with 750 samples between them" in reader.text("#story")
+    assert "methods compared here" in reader.text("#story")
+    assert "4 clients with 510 training samples between them" in reader.text("#story")
     assert "best round is picked by looking at the test data" in reader.text("main")
     rows = reader.page.locator("#headline tbody tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == list(METHODS)
@@ -95,11 +98,11 @@ def test_choosing_a_client_changes_the_trajectories(reader: Reader) -> None:
 def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
     for chart in ("#score", "#loss", "#clients", "#traffic"):
         assert "fedfomo" in reader.lines(chart)
-    reader.choose("#runs", "fedfomo")
+    reader.choose("#methods", "fedfomo")
     for chart in ("#score", "#loss", "#clients", "#traffic"):
         assert "fedfomo" not in reader.lines(chart)
         assert "apple" in reader.lines(chart)
-    reader.choose("#runs", "fedfomo")
+    reader.choose("#methods", "fedfomo")
     assert "fedfomo" in reader.lines("#score")
     reader.choose("#peers", "south")
     for chart in ("#trajectories", "#selves"):
@@ -109,18 +112,60 @@ def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
 
 def test_all_can_be_switched_off(reader: Reader) -> None:
     for method in METHODS:
-        reader.choose("#runs", method)
+        reader.choose("#methods", method)
     assert reader.text("#score") == "choose a method above"
     assert reader.lines("#clients") == {}
 
 
 def test_another_method_has_another_story_and_command(reader: Reader) -> None:
     for method in ("apple", "separate"):
-        reader.page.select_option("#run", method)
+        reader.page.select_option("#method", method)
         assert ("trained together by apple" in reader.text("#story")) == (method == "apple")
         assert f"--method {method} --rounds 5" in reader.text("#command")
         assert reader.page.locator("#headline tr.chosen").inner_text().split()[0] == method
     assert "separate learns no relationships; these are of apple" in reader.text("#helping-note")
+
+
+def test_a_method_with_several_seeds_is_one_line_and_each_seed_can_be_opened(browser: Browser, tmp_path: Path) -> None:
+    runs = [
+        SyntheticRun(tmp_path / f"{method}{seed}", method, seed=seed).finish()
+        for method in ("separate", "apple")
+        for seed in (1, 2, 3)
+    ]
+    results = [RunFolder(run).result() for run in runs[3:]]
+    write_report(runs, tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        rows = reader.page.locator("#headline tbody tr").all_inner_texts()
+        assert [row.split("\t")[0] for row in rows] == [f"{m} mean ± sd of 3 seeds" for m in ("separate", "apple")]
+        bests = [result.bmcta for result in results]
+        assert f"{100 * mean(bests):.2f} ± {100 * stdev(bests):.2f} %" in rows[1]
+        assert reader.lines("#score").keys() == {"separate", "apple", f"{reader.page.input_value('#method')}: north"}
+        assert reader.page.locator("#score .band").count() == 2
+        reader.page.select_option("#method", "apple")
+        assert len(reader.text("#command").splitlines()) == 3
+        reader.page.locator("details summary").first.click()
+        for seed, result in zip((1, 2, 3), results, strict=True):
+            reader.page.select_option("#seed", str(seed))
+            cell = reader.page.locator("#clients-table tbody tr").first.locator("td").last.inner_text()
+            assert cell.startswith(f"{100 * result.figures().clients[0]:.1f} %")
+            assert f"--seed {seed}" in reader.text("#command")
+        assert reader.troubles == []
+
+
+def test_the_number_of_test_cases_and_noise_are_shown(browser: Browser, tmp_path: Path) -> None:
+    levels = {"separate": [20 / 33, 20 / 36], "ditto": [22 / 33, 36 / 36]}
+    runs = [SyntheticRun(tmp_path / m, m, names=["a", "b"], accuracy=v).finish() for m, v in levels.items()]
+    write_report([*runs, tmp_path], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        reader.page.locator("details summary").first.click()
+        first, second = reader.page.locator("#clients-table tbody tr").all_inner_texts()
+        assert first.split()[:3] == ["a", "123", "33"]
+        low, high = wilson(22 / 33, 33)
+        assert f"66.7 %\n{100 * low:.0f} % to {100 * high:.0f} %" in first
+        assert "(+6.1)\n2 of 33 test cases: within noise" in first
+        assert "16 of 36 test cases" in second
+        assert "within noise" not in second
+        assert "repeats" in reader.text("#left-out")
 
 
 def test_gains_over_training_alone(reader: Reader) -> None:
@@ -147,7 +192,7 @@ def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     for _ in range(60):
         reader.page.keyboard.press("Tab")
         reached.add(reader.page.evaluate("document.activeElement.closest('[id]')?.id"))
-    assert {"run", "client", "runs", "modes", "play", "round", "peers", "matrix", "score", "copy"} <= reached
+    assert {"method", "client", "methods", "modes", "play", "round", "peers", "matrix", "score", "copy"} <= reached
     reader.page.focus("#round")
     reader.page.keyboard.press("ArrowLeft")
     assert reader.text("#round-text") == "after round 4 of 5"
@@ -220,6 +265,6 @@ def test_a_run_without_relationships_has_no_section_about_them(browser: Browser,
     write_report([SyntheticRun(tmp_path / "run", "fedavg").finish()], tmp_path / "report.html")
     with reading(browser, tmp_path / "report.html") as reader:
         assert not reader.page.locator("#helping").is_visible()
-        assert not reader.page.locator("#run").is_visible()
+        assert not reader.page.locator("#method").is_visible()
         assert reader.lines("#score").keys() == {"fedavg", "fedavg: north"}
         assert reader.troubles == []

@@ -25,10 +25,11 @@ def report(
     runs: RunsArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
 ) -> None:
-    """Write a page that shows one run, or several side by side."""
+    """Write a page that shows one run, or several side by side; a folder of runs stands for the runs in it."""
     from orchard.report.page import write_report
 
-    write_report(runs, output)
+    for reason in write_report(runs, output):
+        typer.echo(f"left out: {reason}", err=True)
     typer.echo(f"written to {output}")
 
 
