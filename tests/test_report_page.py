@@ -136,9 +136,10 @@ def test_a_method_with_several_seeds_is_one_line_and_each_seed_can_be_opened(bro
     write_report(runs, tmp_path / "report.html")
     with reading(browser, tmp_path / "report.html") as reader:
         rows = reader.page.locator("#headline tbody tr").all_inner_texts()
-        assert [row.split("\t")[0] for row in rows] == [f"{m} mean ± sd of 3 seeds" for m in ("separate", "apple")]
+        assert [row.split("\t")[0] for row in rows] == [f"{m} 3 seeds" for m in ("separate", "apple")]
+        assert reader.text("#headline th").startswith("Method, mean ± sd of its seeds")
         bests = [result.bmcta for result in results]
-        assert f"{100 * mean(bests):.2f} ± {100 * stdev(bests):.2f} %" in rows[1]
+        assert f"{100 * mean(bests):.1f} ± {100 * stdev(bests):.1f} %" in rows[1]
         assert reader.lines("#score").keys() == {"separate", "apple", f"{reader.page.input_value('#method')}: north"}
         assert reader.page.locator("#score .band").count() == 2
         reader.page.select_option("#method", "apple")
@@ -166,6 +167,52 @@ def test_the_number_of_test_cases_and_noise_are_shown(browser: Browser, tmp_path
         assert "16 of 36 test cases" in second
         assert "within noise" not in second
         assert "repeats" in reader.text("#left-out")
+
+
+def test_axes_do_not_magnify_less_than_test_cases(browser: Browser, tmp_path: Path) -> None:
+    levels = {"separate": [0.9, 0.9], "ditto": [0.901, 0.9]}
+    runs = [SyntheticRun(tmp_path / m, m, names=["a", "b"], accuracy=v).finish() for m, v in levels.items()]
+    write_report(runs, tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        for chart in ("#score", "#clients"):
+            texts = reader.page.locator(f"{chart} .tick").all_text_contents()
+            ticks = [float(text.rstrip(" %")) for text in texts if text.endswith("%")]
+            assert max(ticks) - min(ticks) > 100 * 1 / 34.5, chart  # a test case of the average client
+
+
+def test_models_hardly_better_than_the_commonest_class_are_pointed_out(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(
+        tmp_path / "run", "ditto", names=["a", "b"], accuracy=[0.7, 0.9], tests=[[34, 8, 8], [25, 20, 5]]
+    )
+    write_report([run.finish()], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        said = "At a the model is right in 70.0 %; always naming the commonest class is right in 68.0 %."
+        assert said in reader.text("#story")
+        assert "At b" not in reader.text("#story")
+        assert "Balanced accuracy" in reader.text("#headline")
+        reader.page.locator("details summary").first.click()
+        first = reader.page.locator("#clients-table tbody tr").first.inner_text()
+        assert first.split("\t")[:4] == ["a", "123", "50", "68.0 %"]
+        assert "balanced 60.0 %" in first
+
+
+def test_even_classes_need_no_balanced_accuracy(reader: Reader) -> None:
+    assert "Balanced" not in reader.text("#headline")
+    assert "commonest class" not in reader.text("#story")
+
+
+def test_a_run_between_institutions_is_repeated_by_deploying_it(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run", dataset="sites").finish()
+    (run / "plan.json").write_text("{}")
+    write_report([run], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        assert reader.text("#command") == "orchard deploy run experiment.toml --kit KIT"
+        assert "[deploy]" in reader.text("#again-note")
+
+
+def test_small_traffic_is_told_in_a_unit_that_fits(reader: Reader) -> None:
+    reader.page.evaluate("drawn = [4230, 12, 0, 4.23e6, 5e9].map(bytesText)")
+    assert reader.page.evaluate("drawn") == ["4.23 kB", "12 bytes", "0 bytes", "4.23 MB", "5 GB"]
 
 
 def test_gains_over_training_alone(reader: Reader) -> None:

@@ -138,6 +138,13 @@ function scale(low, high, from, to, log = false, least = -Infinity) {
   return (v) => from + ((f(Math.max(v, least)) - f(low)) / span) * (to - from);
 }
 
+// The range of an axis, widened about its middle to the least that it may span.
+function widened(low, high, { least = 0, floor = -Infinity, ceiling = Infinity }) {
+  const more = Math.max(0, least - (high - low)) / 2;
+  const [bottom, top] = [low - more, high + more];
+  return [Math.max(floor, bottom - Math.max(0, top - ceiling)), Math.min(ceiling, top + Math.max(0, floor - bottom))];
+}
+
 function axes(board, box, x, y, spec) {
   const { picture } = board;
   for (const tick of spec.yTicks) {
@@ -155,7 +162,7 @@ function axes(board, box, x, y, spec) {
 
 // --- Lines against rounds or traffic ---
 
-// spec: label, xName, xText, yText, xLog, zero (y starts there), floor and ceiling (y goes no further; what is lower is drawn there),
+// spec: label, xName, xText, yText, xLog, zero (y starts there), floor and ceiling (y goes no further; what is lower is drawn there), least (that y spans),
 // series: [{label, style, points: [[x, y]], band: [[x, low, high]], faint, heavy}],
 // together: whether a reading shows all series at one x, or the nearest point alone.
 function lineChart(host, spec) {
@@ -166,7 +173,7 @@ function lineChart(host, spec) {
   const xs = points.map((p) => p[0]);
   const ys = points.map((p) => Math.max(p[1], spec.floor ?? -Infinity));
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
-  let [low, high] = [Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys)];
+  let [low, high] = widened(Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys), spec);
   const room = (high - low || Math.abs(high) || 1) * 0.05;
   if (low !== spec.zero) low -= room;
   low = Math.max(low, spec.floor ?? -Infinity);

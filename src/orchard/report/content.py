@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from orchard.errors import UserError
 from orchard.experiment import Experiment, to_toml
 from orchard.method import Moment
-from orchard.report.command import command_of
+from orchard.report.command import DEPLOYED, command_of
 from orchard.report.views import (
     SELECTED,
     Content,
@@ -163,7 +163,8 @@ def _shown(entry: Entry, cells: int) -> MethodView:
     moment: Moment = experiment.method.also_reports[given] if given else experiment.method.moment
     figures = result.figures(moment) if rounds else None
     up, down = (np.array([getattr(r, name) for r in rounds]) for name in ("bytes_up", "bytes_down"))
-    relationships, command = result.relationships, command_of(experiment)
+    deployed = (folder.path / "plan.json").is_file()
+    relationships, command = result.relationships, DEPLOYED if deployed else command_of(experiment)
     names = result.distribution.clients
     return MethodView(
         label="",
@@ -185,6 +186,7 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         seconds=sum(r.seconds for r in rounds),
         commands=[command] if command else [],
         settings=to_toml(experiment),
+        deployed=deployed,
     )
 
 

@@ -72,7 +72,7 @@ function readCells(board, spec, left, above, cell, tall) {
 
 // --- Each client a row, each method a dot ---
 
-// spec: label, rows, xName, xText, valueText, floor, ceiling, series: [{label, style, values, heavy}], base: values to measure from
+// spec: label, rows, xName, xText, valueText, floor, ceiling, least, series: [{label, style, values, heavy}], base: values to measure from
 function dotRows(host, spec) {
   const tall = 30;
   const letters = Math.min(Math.max(...spec.rows.map((name) => name.length)), host.clientWidth < 500 ? 10 : 22);
@@ -81,8 +81,9 @@ function dotRows(host, spec) {
   const values = [...spec.series.flatMap((s) => s.values), ...(spec.base || [])].filter((v) => v !== null).map((v) => Math.max(v, spec.floor ?? -Infinity));
   if (!values.length) return nothing(board);
   const box = { left, right: board.width - 14, top: 6, bottom: 6 + spec.rows.length * tall };
-  const room = (Math.max(...values) - Math.min(...values) || 1) * 0.04;
-  const [low, high] = [Math.min(...values) - room, Math.max(...values) + room];
+  const [least, most] = widened(Math.min(...values), Math.max(...values), spec);
+  const room = (most - least || 1) * 0.04;
+  const [low, high] = [least - room, most + room];
   const x = scale(low, high, box.left, box.right, false, low + room);
   const y = (i) => box.top + (i + 0.5) * tall;
   const xTicks = ticksBetween(low, Math.min(high, spec.ceiling ?? Infinity), Math.max(3, Math.floor((box.right - left) / 90)));

@@ -77,7 +77,7 @@ function drawTiles() {
   const run = focus();
   const name = data.score.title === "accuracy" ? "right on average" : `${data.score.title} on average`;
   const unit = data.score.percent ? " points" : "";
-  const over = run.runs.length ? `, ${seedsText(run)}` : "";
+  const over = run.runs.length ? `: ${seedsText(run)}` : "";
   const tiles = [[spreadText(run.best), `${name}, at the best round${over}`]];
   if (run.alone !== null && run.best) {
     const noise = run.apart_from_alone ? "" : ": level, within noise";
@@ -104,14 +104,14 @@ function drawHeadline() {
   const table = byId("headline");
   const hasAlone = data.methods.some((method) => method.gains);
   const columns = [
-    ["Method", ""],
+    [`Method${data.methods.some((method) => method.runs.length) ? ", mean ± sd of its seeds" : ""}`, ""],
     [`Mean ${data.score.title}, best round`, `${data.score.term}: the mean over clients at the round where it is highest on test data`],
   ];
   if (data.ranking) columns.push([`Beside ${shortened(data.ranking.best, 30)}`, RANKED_BY]);
   if (data.commonest) columns.push(["Balanced accuracy", "the mean over classes of the share of each that is right, so that rare classes count as much as common ones"]);
   columns.push(["Last round", ""], ["Chosen by validation", "the round that validation data would have picked"], ["Worst silo", "the client with the lowest score at the best round"]);
-  if (hasAlone) columns.push(["Worse than alone", "clients, and how many of them by more than the choice of their test cases explains"]);
-  columns.push(["Sent by a silo a round", ""], ["Received", ""], ["Time", "of one run"]);
+  if (hasAlone) columns.push(["Worse than alone", "how many silos, and how many of them surely: by more than the choice of their test cases explains"]);
+  columns.push(["Sent a round", "by one silo, on average"], ["Received", "by one silo in a round, on average"], ["Time", "of one run"]);
   table.replaceChildren();
   const head = element("tr", {}, element("thead", {}, table));
   for (const [name, hint] of columns) headingCell(head, name, hint);
@@ -120,8 +120,8 @@ function drawHeadline() {
   for (const method of data.methods) {
     const row = element("tr", method.label === focus().label && data.methods.length > 1 ? { class: "chosen" } : {}, body);
     const title = element("th", { scope: "row" }, row, method.label);
-    if (method.runs.length) element("small", {}, title, ` ${seedsText(method)}`);
-    element("td", meanOf(method.best) === top ? { class: "best" } : {}, row, spreadText(method.best, 2));
+    if (method.runs.length) element("small", {}, title, ` ${method.runs.length} seeds`);
+    element("td", meanOf(method.best) === top ? { class: "best" } : {}, row, spreadText(method.best));
     for (const text of headlineCells(method, hasAlone)) element("td", {}, row, text);
   }
 }
@@ -133,8 +133,8 @@ const RANKED_BY =
 function headlineCells(method, hasAlone) {
   const cells = [];
   if (data.ranking) cells.push(data.ranking.ahead.includes(method.label) ? "behind" : data.ranking.level.includes(method.label) ? "level" : "–");
-  if (data.commonest) cells.push(spreadText(method.balanced, 2));
-  for (const spread of [method.last, method.validation, method.worst]) cells.push(spreadText(spread, 2));
+  if (data.commonest) cells.push(spreadText(method.balanced));
+  for (const spread of [method.last, method.validation, method.worst]) cells.push(spreadText(spread));
   if (hasAlone) cells.push(method.gains ? worseText(method) : "–");
   return [...cells, bytesText(method.bytes_up), bytesText(method.bytes_down), duration(method.seconds)];
 }
@@ -143,7 +143,7 @@ function worseText(method) {
   const worse = method.gains.map((gain) => gain !== null && gain < 0);
   const sure = worse.filter((is, i) => is && method.beyond_noise[i]).length;
   const count = worse.filter((is) => is).length;
-  return `${count} of ${worse.length}${count && data.score.title === "accuracy" ? ` (${sure} beyond noise)` : ""}`;
+  return `${count} of ${worse.length}${count && data.score.title === "accuracy" ? `, ${sure} surely` : ""}`;
 }
 
 // A heading whose term is explained where a pointer rests or the keyboard goes.
@@ -180,7 +180,7 @@ function drawTraining() {
   if (!run.score_deviations) bands.push(`the band of ${run.label}: worst to best client`);
   byId("score-note").textContent = `mean of the clients; ${bands.join("; ")}; the dotted line: ${client}`;
   const common = { xName: "round", xText: String, xTitle: afterRound, together: true, empty: emptyText(shown) };
-  const text = { yText: axisText, valueText: (v) => scoreText(v, 2), floor: data.score.floor, ceiling: 1 };
+  const text = { yText: axisText, valueText: (v) => scoreText(v, 2), floor: data.score.floor, ceiling: 1, least: leastSpan() };
   lineChart(byId("score"), { label: `Mean test ${data.score.title} by round`, series, ...common, ...text });
   const losses = shown.map((other) => ({
     label: other.label,
@@ -193,6 +193,8 @@ function drawTraining() {
   lineChart(byId("loss"), { label: "Training loss by round", series: losses, ...common, ...plain });
 }
 
+// No axis of shares of test cases is narrower than two test cases of the average client.
+const leastSpan = () => (data.score.title === "accuracy" ? (2 * data.clients.length) / data.tests.reduce((sum, n) => sum + n, 0) : 0);
 const emptyText = (shown) => (shown.length ? "no round has ended yet" : "choose a method above");
 
 function drawTraffic() {
@@ -220,7 +222,7 @@ function drawTraffic() {
     series.push({ label: alone.label, style: ALONE, points: line, read });
   }
   const text = { xName: "traffic of one client so far", xText: bytesText, yText: axisText, xLog: true };
-  lineChart(byId("traffic"), { label: `Test ${data.score.title} against traffic`, series, floor: data.score.floor, ceiling: 1, empty: emptyText(senders), ...text });
+  lineChart(byId("traffic"), { label: `Test ${data.score.title} against traffic`, series, floor: data.score.floor, ceiling: 1, least: leastSpan(), empty: emptyText(senders), ...text });
 }
 
 // --- What each client gets ---
@@ -250,6 +252,7 @@ function drawClients() {
     base: gains ? rows.map(() => 0) : alone ? pick(alone.clients) : undefined,
     floor: gains ? undefined : data.score.floor,
     ceiling: gains ? undefined : 1,
+    least: leastSpan(),
     xName: gains ? `${data.score.percent ? "percentage points" : "gain"} over training alone` : `test ${data.score.title}`,
     xText: (v) => (gains && data.score.percent ? String(+(100 * v).toFixed(1)) : axisText(v)),
     valueText: gains ? gainText : (v) => scoreText(v),
@@ -325,10 +328,13 @@ function drawHoldings() {
 function drawSettings() {
   const run = focus();
   const [which, kept] = [run.runs.length ? `${run.label}, a line for each seed` : run.label, `kept in ${run.folders.join(", ")}`];
-  byId("again-note").textContent = run.commands.length
-    ? `This repeats ${which} (${kept}).`
-    : `The data of ${run.label} (${kept}) were handed over in Python; so must they be to repeat it.`;
+  if (run.deployed)
+    byId("again-note").textContent =
+      `${run.label} (${kept}) was made between institutions. This repeats it, with your startup kit for KIT; ` +
+      "experiment.toml is the settings below and the table [deploy] that you had agreed on.";
+  else if (run.commands.length) byId("again-note").textContent = `This repeats ${which} (${kept}).`;
+  else byId("again-note").textContent = `The data of ${run.label} (${kept}) were handed over in Python; so must they be to repeat it.`;
   byId("command-box").hidden = !run.commands.length;
-  byId("command").textContent = run.commands.join("\n");
+  byId("command").textContent = [...new Set(run.commands)].join("\n");
   byId("settings").textContent = run.settings;
 }

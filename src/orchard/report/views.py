@@ -67,6 +67,8 @@ class MethodView:
     commands: list[str]
     """What repeats the runs; empty if nothing on the command line does."""
     settings: str
+    deployed: bool
+    """Whether the clients were on separate machines."""
     gains: Values | None = None
     """Each client's gain over training alone; None if no run trained alone."""
     alone: float | None = None
