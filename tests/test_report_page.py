@@ -1,5 +1,7 @@
 """The report, read in a real browser with the network cut."""
 
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, stdev
@@ -136,7 +138,7 @@ def test_a_method_with_several_seeds_is_one_line_and_each_seed_can_be_opened(bro
     write_report(runs, tmp_path / "report.html")
     with reading(browser, tmp_path / "report.html") as reader:
         rows = reader.page.locator("#headline tbody tr").all_inner_texts()
-        assert [row.split("\t")[0] for row in rows] == [f"{m} 3 seeds" for m in ("separate", "apple")]
+        assert [row.split("\t")[0].split("\n")[:2] for row in rows] == [[m, "3 seeds"] for m in ("separate", "apple")]
         assert reader.text("#headline th").startswith("Method, mean ± sd of its seeds")
         bests = [result.bmcta for result in results]
         assert f"{100 * mean(bests):.1f} ± {100 * stdev(bests):.1f} %" in rows[1]
@@ -236,7 +238,7 @@ def test_values_are_shown_under_the_pointer(reader: Reader) -> None:
 
 def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     reached = set()
-    for _ in range(60):
+    for _ in range(100):
         reader.page.keyboard.press("Tab")
         reached.add(reader.page.evaluate("document.activeElement.closest('[id]')?.id"))
     assert {"method", "client", "methods", "modes", "play", "round", "peers", "matrix", "score", "copy"} <= reached
@@ -257,6 +259,45 @@ def test_a_small_screen_needs_no_scrolling_sideways(browser: Browser, report: Pa
         assert reader.sideways() == 0
         assert reader.page.locator("#matrix svg").bounding_box()["width"] < width  # type: ignore[index]
         assert reader.troubles == []
+
+
+def test_a_table_that_is_wider_than_the_screen_says_so(browser: Browser, report: Path) -> None:
+    with reading(browser, report, width=375) as reader:
+        hint, table = reader.page.locator(".sideways").first, reader.page.locator(".scroll").first
+        assert hint.is_visible()
+        table.evaluate("box => box.scrollLeft = box.scrollWidth")
+        hint.wait_for(state="hidden")
+    with reading(browser, report, width=1600) as reader:
+        assert not reader.page.locator(".sideways").first.is_visible()
+
+
+def saved(reader: Reader, chart: str, kind: str) -> str:
+    with reader.page.expect_download() as download:
+        reader.page.click(f"[data-saves={chart}] >> text={kind}")
+    assert download.value.suggested_filename == f"{chart}.{kind.lower()}"
+    return Path(download.value.path()).read_text("utf-8")
+
+
+def test_every_figure_can_be_saved_with_its_data(reader: Reader, report: Path) -> None:
+    charts = reader.page.eval_on_selector_all("figure div[id]", "all => all.map(e => e.id)")
+    assert len(charts) == 10
+    for chart in charts:
+        picture = reader.page.evaluate(f"svgOf(byId('{chart}'))")
+        whole = f"new DOMParser().parseFromString(svgOf(byId('{chart}')), 'image/svg+xml').documentElement.tagName"
+        assert reader.page.evaluate(whole) == "svg"
+        assert "var(" not in picture
+        rows = list(csv.reader(io.StringIO(reader.page.evaluate(f"csvOf(byId('{chart}'))"))))
+        assert len(rows) > 2
+        assert len({len(row) for row in rows}) == 1, chart
+    assert saved(reader, "score", "SVG") == reader.page.evaluate("svgOf(byId('score'))")
+    rounds = list(csv.DictReader(io.StringIO(saved(reader, "score", "CSV"))))
+    assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5"]
+    results = [RunFolder(report.parent / method).result() for method in METHODS]
+    for method, result in zip(METHODS, results, strict=True):
+        means = result.scores().mean(axis=1)
+        assert [float(row[method]) for row in rounds] == pytest.approx(means.tolist(), abs=1e-5)
+    held = list(csv.reader(io.StringIO(saved(reader, "held", "CSV"))))
+    assert held[1] == ["north", *(str(n) for n in results[0].distribution.totals()[0])]
 
 
 def test_light_and_dark(browser: Browser, report: Path) -> None:

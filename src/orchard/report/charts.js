@@ -59,6 +59,7 @@ function canvas(host, height, label) {
     frame = element("div", { class: "chart" }, host);
     shape("svg", { role: "img", tabindex: 0 }, frame);
     element("div", { class: "tip", role: "status", hidden: "" }, frame);
+    offerSaving(host);
   }
   const picture = frame.firstElementChild;
   const width = Math.max(240, host.clientWidth);
@@ -168,6 +169,7 @@ function axes(board, box, x, y, spec) {
 function lineChart(host, spec) {
   const board = canvas(host, Math.round(Math.max(230, Math.min(330, host.clientWidth * 0.62))), spec.label);
   const box = { left: 50, right: board.width - 14, top: 12, bottom: board.height - 44 };
+  host.table = seriesTable(spec);
   const points = spec.series.flatMap((s) => [...s.points, ...(s.band || []).flatMap(([x, a, b]) => [[x, a], [x, b]])]);
   if (!points.length) return nothing(board, spec.empty);
   const xs = points.map((p) => p[0]);
@@ -188,6 +190,14 @@ function lineChart(host, spec) {
   spec.series.forEach((series, k) => drawLine(board.picture, series, x, y, k, spec.series.length));
   if (spec.together) readTogether(board, spec, x, y, box);
   else readNearest(board, spec, x, y);
+}
+
+// Series that share an x make a row; such as have x of their own, a row for each point.
+function seriesTable(spec) {
+  if (!spec.together) return [["series", spec.xName, "value"], ...spec.series.flatMap((s) => s.points.map((p) => [s.label, ...p]))];
+  const xs = [...new Set(spec.series.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
+  const values = spec.series.map((s) => new Map(s.points));
+  return [[spec.xName, ...spec.series.map((s) => s.label)], ...xs.map((x) => [x, ...values.map((known) => known.get(x))])];
 }
 
 function nothing(board, text) {

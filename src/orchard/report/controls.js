@@ -131,6 +131,7 @@ function build() {
   buildModes();
   buildSlider();
   buildCopy();
+  watchScrolling();
   byId("report").hidden = false;
   let width = byId("report").clientWidth;
   new ResizeObserver(() => {

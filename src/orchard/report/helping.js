@@ -51,6 +51,7 @@ function drawMatrix(run) {
     columnsName: "who helps",
     own: true,
     digits: 5,
+    value: (i, j) => matrix[i][j],
     chosen: chosen.client,
     fill: (i, j) => [matrix[i][j] < 0 ? "--neg" : "--pos", Math.min(1, Math.abs(matrix[i][j]) / most)],
     text: (i, j) => weight(matrix[i][j]),

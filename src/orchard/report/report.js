@@ -84,7 +84,7 @@ function drawTiles() {
     tiles.push([`${gainText(run.best.mean - run.alone)}${unit}`, `over training alone, on average${noise}`]);
   }
   const low = run.clients.reduce((at, value, i) => (value !== null && (at < 0 || value < run.clients[at]) ? i : at), -1);
-  if (low >= 0) tiles.push([scoreText(run.clients[low]), `for the worst-off, ${shortened(data.clients[low], 40)}`]);
+  if (low >= 0) tiles.push([scoreText(run.clients[low]), `for the worst-off, ${shortened(data.clients[low], 40)}${casesText(run, low)}`]);
   tiles.push([String(data.clients.length), data.clients.length > 1 ? "clients" : "client"]);
   tiles.push([`${run.scores.length}${run.scores.length < run.planned ? ` of ${run.planned}` : ""}`, `rounds in ${duration(run.seconds)}`]);
   byId("tiles").replaceChildren();
@@ -93,6 +93,12 @@ function drawTiles() {
     element("dt", {}, tile, name);
     element("dd", {}, tile, value);
   }
+}
+
+function casesText(view, i) {
+  if (!view.intervals || !view.intervals[i]) return "";
+  const [low, high] = view.intervals[i].map((bound) => percent(bound, 0));
+  return `, of ${data.tests[i].toLocaleString("en")} test cases: likely ${low} to ${high}`;
 }
 
 function duration(seconds) {
@@ -306,6 +312,7 @@ function drawHoldings() {
       columnsName: byClient ? data.noun : "client",
       chosen: byClient ? chosen.client : undefined,
       digits: 3,
+      value: (a, b) => data.counts[at(a, b)[0]][at(a, b)[1]],
       fill: (a, b) => ["--pos", share(...at(a, b))],
       text: (a, b) => (data.counts[at(a, b)[0]][at(a, b)[1]] ? `${Math.max(1, Math.round(100 * share(...at(a, b))))}` : ""),
       title: (a, b) => `${data.clients[at(a, b)[0]]}, ${data.noun} ${data.classes[at(a, b)[1]]}`,
