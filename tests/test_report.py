@@ -256,16 +256,16 @@ def test_the_story_of_a_run_beside_training_alone(compared: list[Path]) -> None:
     run = replace(content.methods[0], clients=[0.9] * 4, gains=[3 / 33, -1 / 36, 0.0, 0.01], alone=0.875)
     run = replace(run, helpers=["east", None, None, None], best=Spread(0.9, None))
     assert " ".join(story(content, run)) == (
-        "4 clients with 510 training samples between them (and 90 for validation, 150 test cases) trained together by "
+        "4 silos with 510 training samples between them (and 90 for validation, 150 test cases) trained together by "
         "apple for 5 rounds. "
-        "On average a client's model is right in 90.0 % of its own test cases; "
+        "On average a silo's model is right in 90.0 % of its own test cases; "
         "training alone it is right in 87.5 %, which is level: the difference is within noise. "
         "The most is gained by north (+9.1 points, 3 of 33 test cases: within noise; helped most by east). "
         "Worse than alone: south (−2.8 points, 1 of 36 test cases: within noise)."
     )
-    assert story(content, replace(run, gains=[0.1, 0, 0, 0]))[-1] == "No client does worse than alone."
+    assert story(content, replace(run, gains=[0.1, 0, 0, 0]))[-1] == "No silo does worse than alone."
     many = story(content, replace(run, clients=[0.7] * 4, gains=[-0.1, -2 / 9, -0.1, -0.1]))
-    assert many[-1] == "4 clients do worse than alone, south most (−22.2 points, 8 of 36 test cases)."
+    assert many[-1] == "4 silos do worse than alone, south most (−22.2 points, 8 of 36 test cases)."
 
 
 def test_the_story_of_a_run_by_itself(compared: list[Path]) -> None:

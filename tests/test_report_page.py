@@ -39,7 +39,7 @@ def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader
     assert [url for url in reader.requests if not url.startswith("data:")] == [report.as_uri()]
     assert reader.text("h1") == "digits, iid split"
     assert "methods compared here" in reader.text("#story")
-    assert "4 clients with 510 training samples between them" in reader.text("#story")
+    assert "4 silos with 510 training samples between them" in reader.text("#story")
     assert "best round is picked by looking at the test data" in reader.text("main")
     rows = reader.page.locator("#headline tbody tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == list(METHODS)
@@ -289,6 +289,9 @@ def test_every_figure_can_be_saved_with_its_data(reader: Reader, report: Path) -
         rows = list(csv.reader(io.StringIO(reader.page.evaluate(f"csvOf(byId('{chart}'))"))))
         assert len(rows) > 2
         assert len({len(row) for row in rows}) == 1, chart
+    for chart in ("score", "loss", "clients", "traffic"):  # the page names the methods elsewhere
+        picture = reader.page.evaluate(f"svgOf(byId('{chart}'))")
+        assert all(f">{method}<" in picture for method in METHODS if chart != "traffic" or method != "separate")
     assert saved(reader, "score", "SVG") == reader.page.evaluate("svgOf(byId('score'))")
     rounds = list(csv.DictReader(io.StringIO(saved(reader, "score", "CSV"))))
     assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5"]

@@ -170,6 +170,7 @@ function lineChart(host, spec) {
   const board = canvas(host, Math.round(Math.max(230, Math.min(330, host.clientWidth * 0.62))), spec.label);
   const box = { left: 50, right: board.width - 14, top: 12, bottom: board.height - 44 };
   host.table = seriesTable(spec);
+  host.legend = spec.series;
   const points = spec.series.flatMap((s) => [...s.points, ...(s.band || []).flatMap(([x, a, b]) => [[x, a], [x, b]])]);
   if (!points.length) return nothing(board, spec.empty);
   const xs = points.map((p) => p[0]);

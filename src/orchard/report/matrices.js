@@ -75,7 +75,8 @@ function readCells(board, spec, left, above, cell, tall) {
 
 // spec: label, rows, xName, xText, valueText, floor, ceiling, least, series: [{label, style, values, heavy}], base: values to measure from
 function dotRows(host, spec) {
-  host.table = [["client", ...spec.series.map((s) => s.label)], ...spec.rows.map((name, i) => [name, ...spec.series.map((s) => s.values[i])])];
+  host.table = [["silo", ...spec.series.map((s) => s.label)], ...spec.rows.map((name, i) => [name, ...spec.series.map((s) => s.values[i])])];
+  host.legend = spec.series;
   const tall = 30;
   const letters = Math.min(Math.max(...spec.rows.map((name) => name.length)), host.clientWidth < 500 ? 10 : 22);
   const left = letters * LETTER + 16;

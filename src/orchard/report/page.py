@@ -22,12 +22,12 @@ from orchard.runs.listing import found_runs
 from orchard.tasks.task import Task
 
 MEANINGS = {
-    "classification": "Accuracy is the share of a client's own test cases that its model gets right.",
+    "classification": "Accuracy is the share of a silo's own test cases that its model gets right.",
     "multilabel": "AUROC is the chance that a test case with a finding gets a higher score than one without, mean over "
     "findings: 0.5 is guessing, 1 is perfect.",
-    "regression": "R² is the share of the variance of a client's own test targets that its model explains: 1 is "
+    "regression": "R² is the share of the variance of a silo's own test targets that its model explains: 1 is "
     "perfect, 0 as good as always naming their mean, below 0 worse.",
-    "segmentation": "Dice is the overlap of the regions that a client's model outlines with the true ones, mean over "
+    "segmentation": "Dice is the overlap of the regions that a silo's model outlines with the true ones, mean over "
     "classes but for the background.",
 }
 """What a task's score is, for people who do not train networks."""

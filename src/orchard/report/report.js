@@ -85,7 +85,7 @@ function drawTiles() {
   }
   const low = run.clients.reduce((at, value, i) => (value !== null && (at < 0 || value < run.clients[at]) ? i : at), -1);
   if (low >= 0) tiles.push([scoreText(run.clients[low]), `for the worst-off, ${shortened(data.clients[low], 40)}${casesText(run, low)}`]);
-  tiles.push([String(data.clients.length), data.clients.length > 1 ? "clients" : "client"]);
+  tiles.push([String(data.clients.length), data.clients.length > 1 ? "silos" : "silo"]);
   tiles.push([`${run.scores.length}${run.scores.length < run.planned ? ` of ${run.planned}` : ""}`, `rounds in ${duration(run.seconds)}`]);
   byId("tiles").replaceChildren();
   for (const [value, name] of tiles) {
@@ -111,11 +111,11 @@ function drawHeadline() {
   const hasAlone = data.methods.some((method) => method.gains);
   const columns = [
     [`Method${data.methods.some((method) => method.runs.length) ? ", mean ± sd of its seeds" : ""}`, ""],
-    [`Mean ${data.score.title}, best round`, `${data.score.term}: the mean over clients at the round where it is highest on test data`],
+    [`Mean ${data.score.title}, best round`, `${data.score.term}: the mean over silos at the round where it is highest on test data`],
   ];
   if (data.ranking) columns.push([`Beside ${shortened(data.ranking.best, 30)}`, RANKED_BY]);
   if (data.commonest) columns.push(["Balanced accuracy", "the mean over classes of the share of each that is right, so that rare classes count as much as common ones"]);
-  columns.push(["Last round", ""], ["Chosen by validation", "the round that validation data would have picked"], ["Worst silo", "the client with the lowest score at the best round"]);
+  columns.push(["Last round", ""], ["Chosen by validation", "the round that validation data would have picked"], ["Worst silo", "the silo with the lowest score at the best round"]);
   if (hasAlone) columns.push(["Worse than alone", "how many silos, and how many of them surely: by more than the choice of their test cases explains"]);
   columns.push(["Sent a round", "by one silo, on average"], ["Received", "by one silo in a round, on average"], ["Time", "of one run"]);
   table.replaceChildren();
@@ -133,7 +133,7 @@ function drawHeadline() {
 }
 
 const RANKED_BY =
-  "a paired t-test of the clients' differences, each averaged over seeds; apart only if chance would part methods in fewer " +
+  "a paired t-test of the silos' differences, each averaged over seeds; apart only if chance would part methods in fewer " +
   "than 5 % of cases, divided by the number of methods compared with";
 
 function headlineCells(method, hasAlone) {
@@ -183,8 +183,8 @@ function drawTraining() {
   }
   const bands = [];
   if (shown.some((other) => other.score_deviations)) bands.push("bands: ± sd over seeds");
-  if (!run.score_deviations) bands.push(`the band of ${run.label}: worst to best client`);
-  byId("score-note").textContent = `mean of the clients; ${bands.join("; ")}; the dotted line: ${client}`;
+  if (!run.score_deviations) bands.push(`the band of ${run.label}: worst to best silo`);
+  byId("score-note").textContent = `mean of the silos; ${bands.join("; ")}; the dotted line: ${client}`;
   const common = { xName: "round", xText: String, xTitle: afterRound, together: true, empty: emptyText(shown) };
   const text = { yText: axisText, valueText: (v) => scoreText(v, 2), floor: data.score.floor, ceiling: 1, least: leastSpan() };
   lineChart(byId("score"), { label: `Mean test ${data.score.title} by round`, series, ...common, ...text });
@@ -215,7 +215,7 @@ function drawTraffic() {
       points: rounds.map((r) => [run.traffic[r], mean(run.scores[r])]),
       read: (k) => [
         { label: data.score.title, value: scoreText(mean(run.scores[rounds[k]]), 2) },
-        { label: "traffic of a client", value: bytesText(run.traffic[rounds[k]]) },
+        { label: "traffic of a silo", value: bytesText(run.traffic[rounds[k]]) },
         { label: "after round", value: String(rounds[k] + 1) },
       ],
     };
@@ -227,7 +227,7 @@ function drawTraffic() {
     const read = () => [{ label: "at its best, without any traffic", value: scoreText(alone.best.mean, 2) }];
     series.push({ label: alone.label, style: ALONE, points: line, read });
   }
-  const text = { xName: "traffic of one client so far", xText: bytesText, yText: axisText, xLog: true };
+  const text = { xName: "traffic of one silo so far", xText: bytesText, yText: axisText, xLog: true };
   lineChart(byId("traffic"), { label: `Test ${data.score.title} against traffic`, series, floor: data.score.floor, ceiling: 1, least: leastSpan(), empty: emptyText(senders), ...text });
 }
 
@@ -248,10 +248,10 @@ function drawClients() {
     values: pick(gains ? run.gains : run.clients),
   }));
   byId("clients-note").textContent = gains
-    ? "What each method adds to what a client reaches by training alone, at the best round of each" + (data.score.percent ? ", in percentage points" : "")
-    : `Test ${data.score.title} of each client, at the best round of each method` + (possible ? `; the bar goes from training alone to ${focus().label}` : "");
+    ? "What each method adds to what a silo reaches by training alone, at the best round of each" + (data.score.percent ? ", in percentage points" : "")
+    : `Test ${data.score.title} of each silo, at the best round of each method` + (possible ? `; the bar goes from training alone to ${focus().label}` : "");
   dotRows(byId("clients"), {
-    label: gains ? "Gain of each client over training alone" : `Test ${data.score.title} of each client by method`,
+    label: gains ? "Gain of each silo over training alone" : `Test ${data.score.title} of each silo by method`,
     rows: rows.map((i) => data.clients[i]),
     chosen: rows.indexOf(chosen.client),
     series,
@@ -308,8 +308,8 @@ function drawHoldings() {
       label,
       rows: byClient ? data.clients : data.classes,
       columns: byClient ? data.classes : data.clients,
-      rowsName: byClient ? "client" : data.noun,
-      columnsName: byClient ? data.noun : "client",
+      rowsName: byClient ? "silo" : data.noun,
+      columnsName: byClient ? data.noun : "silo",
       chosen: byClient ? chosen.client : undefined,
       digits: 3,
       value: (a, b) => data.counts[at(a, b)[0]][at(a, b)[1]],
@@ -320,13 +320,13 @@ function drawHoldings() {
         const [i, k] = at(a, b);
         return [
           { label: "samples", value: data.counts[i][k].toLocaleString("en") },
-          { label: "of the client's", value: percent(data.counts[i][k] / Math.max(1, down[i])) },
+          { label: "of the silo's", value: percent(data.counts[i][k] / Math.max(1, down[i])) },
           { label: `of the ${data.noun}`, value: percent(data.counts[i][k] / Math.max(1, across[k])) },
         ];
       },
     });
   };
-  map("held", "What each client holds", true);
+  map("held", "What each silo holds", true);
   map("dealt", `Where each ${data.noun} goes`, false);
 }
 

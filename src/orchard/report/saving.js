@@ -31,8 +31,27 @@ function svgOf(host) {
   copy.querySelector(".cursor")?.remove();
   const paper = shape("rect", { width: "100%", height: "100%", fill: getComputedStyle(host.closest("figure")).backgroundColor });
   copy.prepend(paper);
+  addLegend(copy, host.legend || []);
   return new XMLSerializer().serializeToString(copy);
 }
+
+// On the page the series are named above the charts; a saved figure names them below itself.
+function addLegend(picture, series) {
+  const [width, height] = ["width", "height"].map((name) => Number(picture.getAttribute(name)));
+  const columns = Math.max(1, Math.floor(width / 210));
+  const tall = height + 20 * Math.ceil(series.length / columns);
+  filled(picture, { height: tall, viewBox: `0 0 ${width} ${tall}` }, null, null);
+  series.forEach(({ label, style }, k) => {
+    const place = `translate(${12 + 210 * (k % columns)},${height + 20 * Math.floor(k / columns)})`;
+    const entry = shape("g", { transform: place, color: colourOf("--ink") }, picture);
+    const stroke = colourOf(style.colour.slice(4, -1));
+    shape("line", { x1: 0, x2: 28, y1: 4, y2: 4, stroke, "stroke-width": 2, "stroke-dasharray": style.dash }, entry);
+    mark(entry, 14, 4, 3.4, { ...style, colour: stroke });
+    shape("text", { x: 36, y: 8, fill: "currentColor", "font-size": 12, "font-family": "sans-serif" }, entry, shortened(label, 26));
+  });
+}
+
+const colourOf = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 
 // A chart leaves its data in `host.table`: the columns' names, then the rows.
 function csvOf(host) {

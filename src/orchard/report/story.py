@@ -51,7 +51,7 @@ def _listed(names: Sequence[str]) -> str:
 def _what_happened(content: Content, view: MethodView) -> str:
     clients, done = len(content.distribution.clients), len(view.scores)
     train, validation, test = (sum(content.distribution.samples[part]) for part in PARTS)
-    who = f"{clients} client{'s' if clients > 1 else ''} with {train:,} training samples between them "
+    who = f"{clients} silo{'s' if clients > 1 else ''} with {train:,} training samples between them "
     who += f"(and {validation:,} for validation, {test:,} test cases)"
     how = "alone" if view.method == "separate" else f"together by {view.label}"
     if view.state == "running":
@@ -71,9 +71,9 @@ def _outcome(content: Content, view: MethodView) -> str:
     measure, score = content.score, view.best.mean if view.best else None
     counted = is_counted(content)
     if counted:
-        said = f"On average a client's model is right in {measure.text(score)} of its own test cases"
+        said = f"On average a silo's model is right in {measure.text(score)} of its own test cases"
     else:
-        said = f"On its own test cases a client's model has, on average, {measure.title} {measure.text(score)}"
+        said = f"On its own test cases a silo's model has, on average, {measure.title} {measure.text(score)}"
     if view.alone is None:
         return f"{said}."
     said += f"; training alone {'it is right in ' if counted else ''}{measure.text(view.alone)}"
@@ -89,7 +89,7 @@ def _barely(content: Content, view: MethodView) -> list[str]:
     pairs = list(zip(view.clients, shares, strict=True))
     low = [i for i, (score, share) in enumerate(pairs) if score is not None and barely_learned(score, share)]
     if len(low) > SEVERAL:
-        return [f"At {len(low)} clients the model hardly beats always naming the commonest class (see the table)."]
+        return [f"At {len(low)} silos the model hardly beats always naming the commonest class (see the table)."]
     return [
         f"At {names[i]} the model is right in {text(view.clients[i])}; "
         f"always naming the commonest class is right in {text(shares[i])}."
@@ -115,12 +115,12 @@ def _gains(content: Content, view: MethodView) -> list[str]:
         sentences.append(f"The most is gained by {names[most]} ({points(most)}{helped}).")
     worse = sorted((i for i in gains if gains[i] < 0), key=lambda i: gains[i])
     if not worse:
-        sentences.append("No client does worse than alone.")
+        sentences.append("No silo does worse than alone.")
     elif len(worse) <= SEVERAL:
         sentences.append(f"Worse than alone: {'; '.join(f'{names[i]} ({points(i)})' for i in worse)}.")
     else:
         low = worse[0]
-        sentences.append(f"{len(worse)} clients do worse than alone, {names[low]} most ({points(low)}).")
+        sentences.append(f"{len(worse)} silos do worse than alone, {names[low]} most ({points(low)}).")
     return sentences
 
 
