@@ -271,6 +271,13 @@ def test_a_table_that_is_wider_than_the_screen_says_so(browser: Browser, report:
         assert not reader.page.locator(".sideways").first.is_visible()
 
 
+def test_a_term_is_explained_when_it_is_tapped_or_reached_by_keyboard(reader: Reader) -> None:
+    reader.page.locator("#headline .hint", has_text="best round").focus()
+    assert "BMCTA: the mean over silos" in reader.text(".explained >> nth=0")
+    reader.page.locator("#headline .hint", has_text="Beside").focus()
+    assert "paired t-test" in reader.text(".explained >> nth=0")
+
+
 def saved(reader: Reader, chart: str, kind: str) -> str:
     with reader.page.expect_download() as download:
         reader.page.click(f"[data-saves={chart}] >> text={kind}")

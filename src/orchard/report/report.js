@@ -152,11 +152,14 @@ function worseText(method) {
   return `${count} of ${worse.length}${count && data.score.title === "accuracy" ? `, ${sure} surely` : ""}`;
 }
 
-// A heading whose term is explained where a pointer rests or the keyboard goes.
+// A heading; its hint is shown where a pointer rests, and below the table when it is tapped or reached by keyboard.
 function headingCell(row, name, hint) {
   const cell = element("th", { scope: "col" }, row);
-  if (hint) element("span", { class: "hint", title: hint, tabindex: 0 }, cell, name);
-  else cell.textContent = name;
+  if (!hint) return void (cell.textContent = name);
+  const term = element("span", { class: "hint", title: hint, tabindex: 0 }, cell, name);
+  const place = row.closest(".scroll").parentElement.querySelector(".explained");
+  term.onfocus = () => (place.textContent = `${name}: ${hint}.`);
+  term.onblur = () => (place.textContent = "");
 }
 
 // --- How training went, and what it costs ---
