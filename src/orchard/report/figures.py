@@ -60,8 +60,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
-    """Draw all figures of some runs into a folder; return their files."""
+def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> tuple[list[Path], list[str]]:
+    """Draw all figures of some runs into a folder; return their files, and which runs are not shown, and why."""
     content = content_of([RunFolder(run) for run in found_runs(runs)])
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     data = folder / f"data.{kind}"
     draw_distribution(content.distribution, content.title, data)
-    return [*files, data]
+    return [*files, data], content.left_out
 
 
 @contextmanager

@@ -31,7 +31,7 @@ MEANINGS = {
     "classes but for the background.",
 }
 """What a task's score is, for people who do not train networks."""
-SCRIPTS = ("charts.js", "matrices.js", "saving.js", "report.js", "helping.js", "controls.js")
+SCRIPTS = ("charts.js", "matrices.js", "saving.js", "report.js", "headline.js", "helping.js", "controls.js")
 
 
 def write_report(runs: Sequence[Path], output: Path) -> list[str]:
