@@ -76,7 +76,7 @@ def _view_data(content: Content, view: MethodView) -> dict[str, Any]:
         "intervals": intervals(content, view),
         "gain_cases": [gain_in_cases(content, view, i) for i in clients] if view.gains else None,
         "beyond_noise": [is_beyond_noise(content, view, i) for i in clients] if view.gains else None,
-        "apart_from_alone": apart_from_alone(view),
+        "apart_from_alone": apart_from_alone(content, view),
         "story": story(content, view),
         "runs": [_view_data(content, run) for run in view.runs],
     }

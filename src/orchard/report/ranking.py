@@ -27,8 +27,14 @@ def ranking(content: Content) -> Ranking | None:
         return None
     best = max(measured.values(), key=lambda view: view.best.mean if view.best else 0)
     chances = {label: chance_of(_differences(best, view)) for label, view in measured.items() if view is not best}
-    ahead = [label for label, chance in chances.items() if chance < SURE / len(chances)]
+    ahead = [label for label, chance in chances.items() if chance < _sure(content)]
     return Ranking(best.label, ahead, [label for label in chances if label not in ahead])
+
+
+def _sure(content: Content) -> float:
+    """Return the chance below which methods are apart: the more are compared with one, the smaller."""
+    others = sum(view.best is not None for view in content.methods) - 1
+    return SURE / max(1, others)
 
 
 def _differences(one: MethodView, other: MethodView) -> list[float]:
@@ -75,9 +81,9 @@ def is_beyond_noise(content: Content, view: MethodView, client: int) -> bool:
     return bool(said) and not said.endswith("noise")
 
 
-def apart_from_alone(view: MethodView) -> bool:
+def apart_from_alone(content: Content, view: MethodView) -> bool:
     """Tell whether a method is really apart from training alone, over all clients."""
-    return chance_of([gain for gain in view.gains or [] if gain is not None]) < SURE
+    return chance_of([gain for gain in view.gains or [] if gain is not None]) < _sure(content)
 
 
 def uneven(content: Content) -> list[float] | None:

@@ -77,7 +77,7 @@ def _outcome(content: Content, view: MethodView) -> str:
     if view.alone is None:
         return f"{said}."
     said += f"; training alone {'it is right in ' if counted else ''}{measure.text(view.alone)}"
-    return f"{said}." if apart_from_alone(view) else f"{said}, which is level: the difference is within noise."
+    return f"{said}." if apart_from_alone(content, view) else f"{said}, which is level: the difference is within noise."
 
 
 def _barely(content: Content, view: MethodView) -> list[str]:
