@@ -19,7 +19,7 @@ NINE = ["separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl",
 
 
 class SyntheticRun:
-    """A run whose rounds are written one by one; `finish` ends it."""
+    """A run whose rounds are written one by one; `finish` ends it. Accuracies and test cases by class may be given."""
 
     def __init__(
         self,
@@ -31,7 +31,10 @@ class SyntheticRun:
         rounds: int = 5,
         seed: int = 42,
         dataset: str = "digits",
+        accuracy: Sequence[float] | None = None,
+        tests: list[list[int]] | None = None,
     ) -> None:
+        self.accuracy = accuracy
         values = {"dataset": dataset, "clients": len(names), "partition": "iid", "method": method}
         experiment = load_experiment(overrides={**values, "rounds": rounds, "seed": seed})
         self.random = np.random.default_rng([seed, *str(method).encode()])
@@ -39,6 +42,7 @@ class SyntheticRun:
             part: [[size + i + k for k in range(classes)] for i in range(len(names))]
             for part, size in (("train", 40), ("validation", 5), ("test", 10))
         }
+        counts["test"] = tests or counts["test"]
         sizes = {part: [sum(row) for row in rows] for part, rows in counts.items()}
         held = DataDistribution(list(names), [f"class {k}" for k in range(classes)], [1, 8, 8], sizes, counts)
         self.clients = len(names)
@@ -65,8 +69,10 @@ class SyntheticRun:
         """End one more round."""
         r, n = len(self.result.rounds), self.clients
         level = 1 - 0.7 / (r + 2)
-        accuracy = np.clip(level - 0.1 * self.random.random(n), 0, 1)
-        scores: list[Scores | None] = [Scores(measures(float(a) - 0.01), measures(float(a))) for a in accuracy]
+        accuracy = self.accuracy or np.clip(level - 0.1 * self.random.random(n), 0, 1).tolist()
+        scores: list[Scores | None] = [
+            Scores(measures(float(a) - 0.01), measures(float(a), max(0.0, float(a) - 0.1))) for a in accuracy
+        ]
         entry = Round(
             round=r,
             time="2024-01-01T00:00:00.000+00:00",

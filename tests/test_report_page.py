@@ -1,13 +1,18 @@
 """The report, read in a real browser with the network cut."""
 
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from playwright.sync_api import Browser
 
 from browser import Reader, browser, needs_chromium, reading
 from orchard.report.page import write_report
+from orchard.runs.folder import RunFolder
+from orchard.runs.uncertainty import wilson
 from synthetic import NINE, SyntheticRun
 
 pytestmark = needs_chromium
@@ -33,8 +38,8 @@ def reader(browser: Browser, report: Path) -> Iterator[Reader]:
 def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader, report: Path) -> None:
     assert [url for url in reader.requests if not url.startswith("data:")] == [report.as_uri()]
     assert reader.text("h1") == "digits, iid split"
-    assert "ways of training compared here" in reader.text("#story")
-    assert "4 clients with 750 samples between them" in reader.text("#story")
+    assert "methods compared here" in reader.text("#story")
+    assert "4 silos with 510 training samples between them" in reader.text("#story")
     assert "best round is picked by looking at the test data" in reader.text("main")
     rows = reader.page.locator("#headline tbody tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == list(METHODS)
@@ -95,11 +100,11 @@ def test_choosing_a_client_changes_the_trajectories(reader: Reader) -> None:
 def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
     for chart in ("#score", "#loss", "#clients", "#traffic"):
         assert "fedfomo" in reader.lines(chart)
-    reader.choose("#runs", "fedfomo")
+    reader.choose("#methods", "fedfomo")
     for chart in ("#score", "#loss", "#clients", "#traffic"):
         assert "fedfomo" not in reader.lines(chart)
         assert "apple" in reader.lines(chart)
-    reader.choose("#runs", "fedfomo")
+    reader.choose("#methods", "fedfomo")
     assert "fedfomo" in reader.lines("#score")
     reader.choose("#peers", "south")
     for chart in ("#trajectories", "#selves"):
@@ -109,18 +114,107 @@ def test_methods_and_clients_are_switched_on_and_off(reader: Reader) -> None:
 
 def test_all_can_be_switched_off(reader: Reader) -> None:
     for method in METHODS:
-        reader.choose("#runs", method)
+        reader.choose("#methods", method)
     assert reader.text("#score") == "choose a method above"
     assert reader.lines("#clients") == {}
 
 
 def test_another_method_has_another_story_and_command(reader: Reader) -> None:
     for method in ("apple", "separate"):
-        reader.page.select_option("#run", method)
+        reader.page.select_option("#method", method)
         assert ("trained together by apple" in reader.text("#story")) == (method == "apple")
         assert f"--method {method} --rounds 5" in reader.text("#command")
         assert reader.page.locator("#headline tr.chosen").inner_text().split()[0] == method
     assert "separate learns no relationships; these are of apple" in reader.text("#helping-note")
+
+
+def test_a_method_with_several_seeds_is_one_line_and_each_seed_can_be_opened(browser: Browser, tmp_path: Path) -> None:
+    runs = [
+        SyntheticRun(tmp_path / f"{method}{seed}", method, seed=seed).finish()
+        for method in ("separate", "apple")
+        for seed in (1, 2, 3)
+    ]
+    results = [RunFolder(run).result() for run in runs[3:]]
+    write_report(runs, tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        rows = reader.page.locator("#headline tbody tr").all_inner_texts()
+        assert [row.split("\t")[0].split("\n")[:2] for row in rows] == [[m, "3 seeds"] for m in ("separate", "apple")]
+        assert reader.text("#headline th").startswith("Method, mean ± sd of its seeds")
+        bests = [result.bmcta for result in results]
+        assert f"{100 * mean(bests):.1f} ± {100 * stdev(bests):.1f} %" in rows[1]
+        assert reader.lines("#score").keys() == {"separate", "apple", f"{reader.page.input_value('#method')}: north"}
+        assert reader.page.locator("#score .band").count() == 2
+        reader.page.select_option("#method", "apple")
+        assert len(reader.text("#command").splitlines()) == 3
+        reader.page.locator("details summary").first.click()
+        for seed, result in zip((1, 2, 3), results, strict=True):
+            reader.page.select_option("#seed", str(seed))
+            cell = reader.page.locator("#clients-table tbody tr").first.locator("td").last.inner_text()
+            assert cell.startswith(f"{100 * result.figures().clients[0]:.1f} %")
+            assert f"--seed {seed}" in reader.text("#command")
+        assert reader.troubles == []
+
+
+def test_the_number_of_test_cases_and_noise_are_shown(browser: Browser, tmp_path: Path) -> None:
+    levels = {"separate": [20 / 33, 20 / 36], "ditto": [22 / 33, 36 / 36]}
+    runs = [SyntheticRun(tmp_path / m, m, names=["a", "b"], accuracy=v).finish() for m, v in levels.items()]
+    write_report([*runs, tmp_path], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        reader.page.locator("details summary").first.click()
+        first, second = reader.page.locator("#clients-table tbody tr").all_inner_texts()
+        assert first.split()[:3] == ["a", "123", "33"]
+        low, high = wilson(22 / 33, 33)
+        assert f"66.7 %\n{100 * low:.0f} % to {100 * high:.0f} %" in first
+        assert "(+6.1)\n2 of 33 test cases: within noise" in first
+        assert "16 of 36 test cases" in second
+        assert "within noise" not in second
+        assert "repeats" in reader.text("#left-out")
+
+
+def test_axes_do_not_magnify_less_than_test_cases(browser: Browser, tmp_path: Path) -> None:
+    levels = {"separate": [0.9, 0.9], "ditto": [0.901, 0.9]}
+    runs = [SyntheticRun(tmp_path / m, m, names=["a", "b"], accuracy=v).finish() for m, v in levels.items()]
+    write_report(runs, tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        for chart in ("#score", "#clients"):
+            texts = reader.page.locator(f"{chart} .tick").all_text_contents()
+            ticks = [float(text.rstrip(" %")) for text in texts if text.endswith("%")]
+            assert max(ticks) - min(ticks) > 100 * 1 / 34.5, chart  # a test case of the average client
+
+
+def test_models_hardly_better_than_the_commonest_class_are_pointed_out(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(
+        tmp_path / "run", "ditto", names=["a", "b"], accuracy=[0.7, 0.9], tests=[[34, 8, 8], [25, 20, 5]]
+    )
+    write_report([run.finish()], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        said = "At a the model is right in 70.0 %; always naming the commonest class is right in 68.0 %."
+        assert said in reader.text("#story")
+        assert "At b" not in reader.text("#story")
+        assert "Balanced accuracy" in reader.text("#headline")
+        reader.page.locator("details summary").first.click()
+        first = reader.page.locator("#clients-table tbody tr").first.inner_text()
+        assert first.split("\t")[:4] == ["a", "123", "50", "68.0 %"]
+        assert "balanced 60.0 %" in first
+
+
+def test_even_classes_need_no_balanced_accuracy(reader: Reader) -> None:
+    assert "Balanced" not in reader.text("#headline")
+    assert "commonest class" not in reader.text("#story")
+
+
+def test_a_run_between_institutions_is_repeated_by_deploying_it(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run", dataset="sites").finish()
+    (run / "plan.json").write_text("{}")
+    write_report([run], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        assert reader.text("#command") == "orchard deploy run experiment.toml --kit KIT"
+        assert "[deploy]" in reader.text("#again-note")
+
+
+def test_small_traffic_is_told_in_a_unit_that_fits(reader: Reader) -> None:
+    reader.page.evaluate("drawn = [4230, 12, 0, 4.23e6, 5e9].map(bytesText)")
+    assert reader.page.evaluate("drawn") == ["4.23 kB", "12 bytes", "0 bytes", "4.23 MB", "5 GB"]
 
 
 def test_gains_over_training_alone(reader: Reader) -> None:
@@ -144,10 +238,10 @@ def test_values_are_shown_under_the_pointer(reader: Reader) -> None:
 
 def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     reached = set()
-    for _ in range(60):
+    for _ in range(100):
         reader.page.keyboard.press("Tab")
         reached.add(reader.page.evaluate("document.activeElement.closest('[id]')?.id"))
-    assert {"run", "client", "runs", "modes", "play", "round", "peers", "matrix", "score", "copy"} <= reached
+    assert {"method", "client", "methods", "modes", "play", "round", "peers", "matrix", "score", "copy"} <= reached
     reader.page.focus("#round")
     reader.page.keyboard.press("ArrowLeft")
     assert reader.text("#round-text") == "after round 4 of 5"
@@ -165,6 +259,55 @@ def test_a_small_screen_needs_no_scrolling_sideways(browser: Browser, report: Pa
         assert reader.sideways() == 0
         assert reader.page.locator("#matrix svg").bounding_box()["width"] < width  # type: ignore[index]
         assert reader.troubles == []
+
+
+def test_a_table_that_is_wider_than_the_screen_says_so(browser: Browser, report: Path) -> None:
+    with reading(browser, report, width=375) as reader:
+        hint, table = reader.page.locator(".sideways").first, reader.page.locator(".scroll").first
+        assert hint.is_visible()
+        table.evaluate("box => box.scrollLeft = box.scrollWidth")
+        hint.wait_for(state="hidden")
+    with reading(browser, report, width=1600) as reader:
+        assert not reader.page.locator(".sideways").first.is_visible()
+
+
+def test_a_term_is_explained_when_it_is_tapped_or_reached_by_keyboard(reader: Reader) -> None:
+    reader.page.locator("#headline .hint", has_text="best round").focus()
+    assert "BMCTA: the mean over silos" in reader.text(".explained >> nth=0")
+    reader.page.locator("#headline .hint", has_text="Beside").focus()
+    assert "paired t-test" in reader.text(".explained >> nth=0")
+
+
+def saved(reader: Reader, chart: str, kind: str) -> str:
+    with reader.page.expect_download() as download:
+        reader.page.click(f"[data-saves={chart}] >> text={kind}")
+    assert download.value.suggested_filename == f"{chart}.{kind.lower()}"
+    return Path(download.value.path()).read_text("utf-8")
+
+
+def test_every_figure_can_be_saved_with_its_data(reader: Reader, report: Path) -> None:
+    charts = reader.page.eval_on_selector_all("figure div[id]", "all => all.map(e => e.id)")
+    assert len(charts) == 10
+    for chart in charts:
+        picture = reader.page.evaluate(f"svgOf(byId('{chart}'))")
+        whole = f"new DOMParser().parseFromString(svgOf(byId('{chart}')), 'image/svg+xml').documentElement.tagName"
+        assert reader.page.evaluate(whole) == "svg"
+        assert "var(" not in picture
+        rows = list(csv.reader(io.StringIO(reader.page.evaluate(f"csvOf(byId('{chart}'))"))))
+        assert len(rows) > 2
+        assert len({len(row) for row in rows}) == 1, chart
+    for chart in ("score", "loss", "clients", "traffic"):  # the page names the methods elsewhere
+        picture = reader.page.evaluate(f"svgOf(byId('{chart}'))")
+        assert all(f">{method}<" in picture for method in METHODS if chart != "traffic" or method != "separate")
+    assert saved(reader, "score", "SVG") == reader.page.evaluate("svgOf(byId('score'))")
+    rounds = list(csv.DictReader(io.StringIO(saved(reader, "score", "CSV"))))
+    assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5"]
+    results = [RunFolder(report.parent / method).result() for method in METHODS]
+    for method, result in zip(METHODS, results, strict=True):
+        means = result.scores().mean(axis=1)
+        assert [float(row[method]) for row in rounds] == pytest.approx(means.tolist(), abs=1e-5)
+    held = list(csv.reader(io.StringIO(saved(reader, "held", "CSV"))))
+    assert held[1] == ["north", *(str(n) for n in results[0].distribution.totals()[0])]
 
 
 def test_light_and_dark(browser: Browser, report: Path) -> None:
@@ -220,6 +363,6 @@ def test_a_run_without_relationships_has_no_section_about_them(browser: Browser,
     write_report([SyntheticRun(tmp_path / "run", "fedavg").finish()], tmp_path / "report.html")
     with reading(browser, tmp_path / "report.html") as reader:
         assert not reader.page.locator("#helping").is_visible()
-        assert not reader.page.locator("#run").is_visible()
+        assert not reader.page.locator("#method").is_visible()
         assert reader.lines("#score").keys() == {"fedavg", "fedavg: north"}
         assert reader.troubles == []

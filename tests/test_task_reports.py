@@ -22,9 +22,9 @@ __all__ = ["browser"]
 
 METHODS = ("separate", "apple")
 EXPECTED = {
-    "multilabel": ("AUROC", "Best mean AUROC", "Where each finding goes"),
-    "regression": ("R²", "Best mean R²", ""),
-    "segmentation": ("Dice", "Best mean Dice", "Where each class goes"),
+    "multilabel": ("AUROC", "Mean AUROC, best round", "Where each finding goes"),
+    "regression": ("R²", "Mean R², best round", ""),
+    "segmentation": ("Dice", "Mean Dice, best round", "Where each class goes"),
 }
 every_task = pytest.mark.parametrize("task", EXPECTED)
 

@@ -25,10 +25,11 @@ def report(
     runs: RunsArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
 ) -> None:
-    """Write a page that shows one run, or several side by side."""
+    """Write a page that shows one run, or several side by side; a folder of runs stands for the runs in it."""
     from orchard.report.page import write_report
 
-    write_report(runs, output)
+    for reason in write_report(runs, output):
+        typer.echo(f"left out: {reason}", err=True)
     typer.echo(f"written to {output}")
 
 
@@ -38,10 +39,13 @@ def figures(
     kind: Annotated[Literal["pdf", "png", "svg"], typer.Option("--format", help="The file format.")] = "pdf",
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder for them.")] = Path("figures"),
 ) -> None:
-    """Draw the paper's figures for runs of your own, ready for print."""
+    """Draw the paper's figures for runs of your own, ready for print; a folder of runs stands for the runs in it."""
     from orchard.report.figures import write_figures
 
-    for file in write_figures(runs, output, kind):
+    files, left_out = write_figures(runs, output, kind)
+    for reason in left_out:
+        typer.echo(f"left out: {reason}", err=True)
+    for file in files:
         typer.echo(f"drawn in {file}")
 
 

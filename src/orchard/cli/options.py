@@ -34,7 +34,7 @@ Settings = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there, without asking.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
-RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders.", metavar="RUN...")]
+RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders, or a folder of them.", metavar="RUN...")]
 Methods = Annotated[
     str | None,
     typer.Option(help="Names, with commas; parameters with colons: apple,apple:mu=0. Default: all built-in."),

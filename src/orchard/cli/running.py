@@ -225,7 +225,8 @@ def reproduce(
     finally:
         print_reproduction(found, whole=not wanted)
     if part == "figures":
-        for file in write_figures(folders, Path("figures") / found.name, "pdf"):
+        files, _left_out = write_figures(folders, Path("figures") / found.name, "pdf")
+        for file in files:
             typer.echo(f"drawn in {file}")
 
 

@@ -59,6 +59,7 @@ function canvas(host, height, label) {
     frame = element("div", { class: "chart" }, host);
     shape("svg", { role: "img", tabindex: 0 }, frame);
     element("div", { class: "tip", role: "status", hidden: "" }, frame);
+    offerSaving(host);
   }
   const picture = frame.firstElementChild;
   const width = Math.max(240, host.clientWidth);
@@ -138,6 +139,13 @@ function scale(low, high, from, to, log = false, least = -Infinity) {
   return (v) => from + ((f(Math.max(v, least)) - f(low)) / span) * (to - from);
 }
 
+// The range of an axis, widened about its middle to the least that it may span.
+function widened(low, high, { least = 0, floor = -Infinity, ceiling = Infinity }) {
+  const more = Math.max(0, least - (high - low)) / 2;
+  const [bottom, top] = [low - more, high + more];
+  return [Math.max(floor, bottom - Math.max(0, top - ceiling)), Math.min(ceiling, top + Math.max(0, floor - bottom))];
+}
+
 function axes(board, box, x, y, spec) {
   const { picture } = board;
   for (const tick of spec.yTicks) {
@@ -155,18 +163,20 @@ function axes(board, box, x, y, spec) {
 
 // --- Lines against rounds or traffic ---
 
-// spec: label, xName, xText, yText, xLog, zero (y starts there), floor and ceiling (y goes no further; what is lower is drawn there),
+// spec: label, xName, xText, yText, xLog, zero (y starts there), floor and ceiling (y goes no further; what is lower is drawn there), least (that y spans),
 // series: [{label, style, points: [[x, y]], band: [[x, low, high]], faint, heavy}],
 // together: whether a reading shows all series at one x, or the nearest point alone.
 function lineChart(host, spec) {
   const board = canvas(host, Math.round(Math.max(230, Math.min(330, host.clientWidth * 0.62))), spec.label);
   const box = { left: 50, right: board.width - 14, top: 12, bottom: board.height - 44 };
+  host.table = seriesTable(spec);
+  host.legend = spec.series;
   const points = spec.series.flatMap((s) => [...s.points, ...(s.band || []).flatMap(([x, a, b]) => [[x, a], [x, b]])]);
   if (!points.length) return nothing(board, spec.empty);
   const xs = points.map((p) => p[0]);
   const ys = points.map((p) => Math.max(p[1], spec.floor ?? -Infinity));
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
-  let [low, high] = [Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys)];
+  let [low, high] = widened(Math.min(...ys, spec.zero ?? Infinity), Math.max(...ys), spec);
   const room = (high - low || Math.abs(high) || 1) * 0.05;
   if (low !== spec.zero) low -= room;
   low = Math.max(low, spec.floor ?? -Infinity);
@@ -181,6 +191,14 @@ function lineChart(host, spec) {
   spec.series.forEach((series, k) => drawLine(board.picture, series, x, y, k, spec.series.length));
   if (spec.together) readTogether(board, spec, x, y, box);
   else readNearest(board, spec, x, y);
+}
+
+// Series that share an x make a row; such as have x of their own, a row for each point.
+function seriesTable(spec) {
+  if (!spec.together) return [["series", spec.xName, "value"], ...spec.series.flatMap((s) => s.points.map((p) => [s.label, ...p]))];
+  const xs = [...new Set(spec.series.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
+  const values = spec.series.map((s) => new Map(s.points));
+  return [[spec.xName, ...spec.series.map((s) => s.label)], ...xs.map((x) => [x, ...values.map((known) => known.get(x))])];
 }
 
 function nothing(board, text) {

@@ -12,6 +12,10 @@ OPTIONS = ("dataset", "partition", "clients", "method", "rounds", "seed")
 """Settings that the command always contains, each as an option of its own."""
 
 
+DEPLOYED = "orchard deploy run experiment.toml --kit KIT"
+"""What repeats a run between institutions: its file has a table [deploy], which the run's folder does not keep."""
+
+
 def command_of(experiment: Experiment) -> str | None:
     """Return the command with all settings that are not defaults; None if the data were passed in Python."""
     if experiment.dataset == "arrays":

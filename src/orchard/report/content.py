@@ -1,6 +1,7 @@
-"""Everything that a report shows, as plain values; no other file of this package reads run folders."""
+"""Reads what a report shows; no other file of this package reads run folders."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -9,13 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchard.data.clients import DataDistribution
 from orchard.errors import UserError
 from orchard.experiment import Experiment, to_toml
 from orchard.method import Moment
-from orchard.report.command import command_of
-from orchard.runs.folder import RunFolder, State
-from orchard.runs.result import Figures, Result, RoundFigures
+from orchard.report.command import DEPLOYED, command_of
+from orchard.report.views import (
+    SELECTED,
+    Content,
+    MethodView,
+    Relationships,
+    Values,
+    mean_view,
+    plain,
+    strongest_helpers,
+)
+from orchard.runs.comparison import Spread
+from orchard.runs.folder import RunFolder
+from orchard.runs.result import Figures, Result
 from orchard.text import readable
 
 MATRIX_CELLS = 600_000
@@ -23,104 +34,102 @@ MATRIX_CELLS = 600_000
 
 
 @dataclass(frozen=True)
-class Relationships:
-    """The directed relationships after some of the rounds; round 0 is before the first."""
+class Entry:
+    """A run, and the other method whose figures are shown from it; None for the run's own method."""
 
-    rounds: list[int]
-    matrices: list[list[list[float]]]
-    """Rounds × clients that are helped × clients that help."""
+    folder: RunFolder
+    result: Result
+    given: str | None = None
 
-
-@dataclass(frozen=True)
-class RunView:
-    """What is shown of one run of one method; None where there is no figure (yet)."""
-
-    label: str
-    method: str
-    seed: int
-    folder: str
-    state: State
-    planned: int
-    loss: list[float | None]
-    """By round, the mean over all training samples of all clients."""
-    scores: list[list[float | None]]
-    """On the test parts: rounds × clients."""
-    best: RoundFigures | None
-    last: RoundFigures | None
-    validation: RoundFigures | None
-    clients: list[float | None]
-    """Each client's score in the round with the best mean."""
-    gains: list[float | None] | None
-    """Each client's gain over training alone; None if no run trained alone."""
-    alone: float | None
-    """The best mean score of training alone."""
-    helpers: list[str | None]
-    """Who helps each client most after the last round."""
-    relationships: Relationships | None
-    traffic: list[float]
-    """Bytes that a client has sent and received by the end of each round, on average."""
-    bytes_up: float
-    """Bytes that a client sends in one round, on average."""
-    bytes_down: float
-    seconds: float
-    command: str | None
-    settings: str
-
-
-@dataclass(frozen=True)
-class Content:
-    """Some runs on the same data."""
-
-    title: str
-    distribution: DataDistribution
-    runs: list[RunView]
+    @property
+    def experiment(self) -> Experiment:
+        """Return what was run."""
+        return self.result.experiment
 
 
 def content_of(folders: Sequence[RunFolder], *, live: bool = False) -> Content:
     """Read runs; with `live`, a run without any figures yet is allowed."""
-    results = [folder.result() for folder in folders]
-    for folder, result in zip(folders, results, strict=True):
-        if result.distribution != results[0].distribution:
-            raise UserError(f"{folder.path}: is on other data than {folders[0].path}; show them one by one")
-        if not live and np.isnan(result.scores()).all():
-            raise UserError(f"{folder.path}: no round has been measured yet; orchard watch shows it while it goes on")
-    entries: list[Entry] = [(folder, result, None) for folder, result in zip(folders, results, strict=True)]
+    entries, left_out = _usable(folders, live)
+    first = entries[0]
+    for entry in entries:
+        if entry.result.distribution != first.result.distribution:
+            raise UserError(f"{entry.folder.path}: is on other data than {first.folder.path}; show them one by one")
     entries += _given_by_others(entries)
-    labels = _labels(entries)
-    share = MATRIX_CELLS // len(entries)
-    runs = [_shown(label, *entry, share) for label, entry in zip(labels, entries, strict=True)]
-    runs = [_beside_alone(run, runs) for run in runs]
-    experiment = results[0].experiment
-    name = readable(Path(experiment.dataset).name)
-    return Content(f"{name}, {experiment.partition.name} split", results[0].distribution, runs)
+    groups, repeated = _by_method(entries)
+    several = sum(len(group) > 1 for group in groups)
+    cells = MATRIX_CELLS // (len(entries) + several)
+    views = [[_shown(entry, cells) for entry in group] for group in groups]
+    alone = next((group for group in views if group[0].method == "separate" and group[0].best), None)
+    beside = [[_beside_alone(run, alone) for run in group] for group in views]
+    distribution = first.result.distribution
+    labelled = zip(_labels([group[0] for group in groups]), beside, strict=True)
+    methods = [mean_view(label, runs, distribution.clients) for label, runs in labelled]
+    title = f"{readable(Path(first.experiment.dataset).name)}, {first.experiment.partition.name} split"
+    return Content(title, distribution, methods, left_out + repeated)
 
 
-Entry = tuple[RunFolder, Result, str | None]
-"""A run, and the other method whose figures are shown from it; None for the run's own method."""
+def _usable(folders: Sequence[RunFolder], live: bool) -> tuple[list[Entry], list[str]]:
+    """Return the runs that can be shown, and why others cannot; raise if none can."""
+    entries, reasons = list[Entry](), list[str]()
+    for folder in folders:
+        try:
+            result = folder.result()
+        except UserError as refusal:
+            reasons.append(str(refusal))
+            continue
+        if live or not np.isnan(result.scores()).all():
+            entries.append(Entry(folder, result))
+        else:
+            waiting = "no round has been measured yet; orchard watch shows it while it goes on"
+            reasons.append(f"{folder.path}: {waiting}")
+    if not entries:
+        raise UserError("\n".join(reasons))
+    failed = [entry for entry in entries if entry.folder.state() == "failed"]
+    if len(failed) < len(entries):  # what failed is shown only if there is nothing else
+        entries = [entry for entry in entries if entry not in failed]
+        reasons += [f"{entry.folder.path}: the run failed" for entry in failed]
+    return entries, [readable(reason) for reason in reasons]
 
 
 def _given_by_others(entries: Sequence[Entry]) -> list[Entry]:
     """Return entries for methods that have no run of their own but are reported by another run, as in a comparison."""
-    if len(entries) == 1:
+    if len({_kind(entry) for entry in entries}) == 1:
         return []
-    known = {(result.experiment.method.name, result.experiment.seed) for _, result, _ in entries}
+    known = {(entry.experiment.method.name, entry.experiment.seed) for entry in entries}
     given: dict[tuple[str, int], Entry] = {}
-    for folder, result, _ in entries:
-        for name in result.experiment.method.also_reports:
-            key = name, result.experiment.seed
+    for entry in entries:
+        for name in entry.experiment.method.also_reports:
+            key = name, entry.experiment.seed
             if key not in known:
-                given.setdefault(key, (folder, result, name))
+                given.setdefault(key, replace(entry, given=name))
     return list(given.values())
+
+
+def _kind(entry: Entry) -> str:
+    """Return what runs that differ in the seed alone have in common: the settings, and how far they got."""
+    return json.dumps([entry.given, len(entry.result.rounds), entry.experiment.identity() | {"seed": None}])
+
+
+def _by_method(entries: Sequence[Entry]) -> tuple[list[list[Entry]], list[str]]:
+    """Return the entries that differ in the seed alone together; of the same run twice, the first, and a note."""
+    groups: dict[str, dict[int, Entry]] = {}
+    repeated = []
+    for entry in entries:
+        group, seed = groups.setdefault(_kind(entry), {}), entry.experiment.seed
+        if seed in group:
+            repeated.append(readable(f"{entry.folder.path}: repeats {group[seed].folder.path}"))
+        group.setdefault(seed, entry)
+    return [list(group.values()) for group in groups.values()], repeated
 
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
     """Return a unique name for each entry: its method, then what tells it from the others."""
-    experiments = [result.experiment for _, result, _ in entries]
+    labels = [entry.given or _method_label(entry.experiment) for entry in entries]
+    alike = [[e for e, other in zip(entries, labels, strict=True) if other == label] for label in labels]
     labels = [
-        given or _method_label(experiment) for experiment, (_, _, given) in zip(experiments, entries, strict=True)
+        ", ".join([label, *(_differing(entry, group) if len(group) > 1 else [])])
+        for label, entry, group in zip(labels, entries, alike, strict=True)
     ]
-    if len({experiment.seed for experiment in experiments}) > 1:
-        labels = [f"{label}, seed {e.seed}" for label, e in zip(labels, experiments, strict=True)]
     unique: list[str] = []
     for label in labels:
         names = (label if k == 1 else f"{label} ({k})" for k in count(1))
@@ -136,48 +145,74 @@ def _method_label(experiment: Experiment) -> str:
     return ":".join([method.name, *changed])
 
 
-def _shown(label: str, folder: RunFolder, result: Result, given: str | None, cells: int) -> RunView:
+def _differing(entry: Entry, alike: Iterable[Entry]) -> list[str]:
+    """Return the settings by which an entry differs from others of the same method, and how far it got."""
+    others = [other.experiment.identity() for other in alike]
+    mine = entry.experiment.identity()
+    names = [key for key in mine if key not in ("seed", "method") and any(o[key] != mine[key] for o in others)]
+    words = [f"{key}={mine[key]}" for key in names]
+    done = len(entry.result.rounds)
+    if done < entry.experiment.rounds:
+        words.append(f"{done} of {entry.experiment.rounds} rounds")
+    return words
+
+
+def _shown(entry: Entry, cells: int) -> MethodView:
+    folder, result, given = entry.folder, entry.result, entry.given
     experiment, rounds = result.experiment, result.rounds
     moment: Moment = experiment.method.also_reports[given] if given else experiment.method.moment
     figures = result.figures(moment) if rounds else None
     up, down = (np.array([getattr(r, name) for r in rounds]) for name in ("bytes_up", "bytes_down"))
-    mean_traffic = (up + down).mean(axis=1).cumsum().tolist() if rounds else []
-    return RunView(
-        label=label,
+    deployed = (folder.path / "plan.json").is_file()
+    relationships, command = result.relationships, DEPLOYED if deployed else command_of(experiment)
+    names = result.distribution.clients
+    return MethodView(
+        label="",
         method=given or experiment.method.name,
-        seed=experiment.seed,
-        folder=readable(folder.path.resolve().name),
+        seeds=[experiment.seed],
+        folders=[readable(folder.path.resolve().name)],
         state=folder.state(),
         planned=experiment.rounds,
         loss=_loss(result),
-        scores=_plain(result.scores("test", moment), 5),
+        scores=plain(result.scores("test", moment), 5),
         **_selected(figures),
-        clients=_plain(np.array(figures.clients), 5) if figures else [None] * result.federation.clients,
-        gains=None,
-        alone=None,
-        helpers=[client.strongest_helper for client in result.clients] if rounds else [],
-        relationships=_thinned(result.relationships, cells),
-        traffic=mean_traffic,
+        clients=plain(np.array(figures.clients), 5) if figures else [None] * len(names),
+        balanced_clients=_balanced(result, moment, figures),
+        relationships=_thinned(relationships, cells),
+        helpers=strongest_helpers(relationships[-1], names) if relationships is not None else [None] * len(names),
+        traffic=(up + down).mean(axis=1).cumsum().tolist() if rounds else [],
         bytes_up=float(up.mean()) if rounds else 0.0,
         bytes_down=float(down.mean()) if rounds else 0.0,
         seconds=sum(r.seconds for r in rounds),
-        command=command_of(experiment),
+        commands=[command] if command else [],
         settings=to_toml(experiment),
+        deployed=deployed,
     )
 
 
-def _selected(figures: Figures | None) -> dict[str, RoundFigures | None]:
-    """Return the best, the last and the validation round; None where some client's figure is missing."""
-    chosen = (figures.best, figures.last, figures.validation_selected) if figures else (None, None, None)
-    whole = [one if one and not np.isnan(one.score) else None for one in chosen]
-    return dict(zip(("best", "last", "validation"), whole, strict=True))
+def _selected(figures: Figures | None) -> dict[str, Any]:
+    """Return the mean scores at the best, the last and the validation round; None if some client's is missing."""
+    if not figures:
+        return dict.fromkeys(SELECTED)
+    chosen = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}
+    scores: dict[str, float | None] = {name: one.score for name, one in chosen.items()}
+    known = [score for score in figures.clients if not np.isnan(score)]
+    scores |= {"worst": min(known, default=None), "balanced": figures.best.measures.get("balanced_accuracy")}
+    return {name: None if s is None or np.isnan(s) else Spread(s, None) for name, s in scores.items()}
 
 
-def _loss(result: Result) -> list[float | None]:
+def _balanced(result: Result, moment: Moment, figures: Figures | None) -> Values | None:
+    if not figures or "balanced_accuracy" not in result.task.measures:
+        return None
+    values: Values = plain(result.scores("test", moment, "balanced_accuracy")[figures.best.round], 5)
+    return values
+
+
+def _loss(result: Result) -> Values:
     """Return the training loss by round as in the paper: the mean over samples, each with its own client's model."""
     losses = np.array([r.loss for r in result.rounds], dtype=np.float64).reshape(-1, result.federation.clients)
     losses = losses @ np.array(result.federation.samples) / sum(result.federation.samples)
-    loss: list[float | None] = _plain(losses, 6)
+    loss: Values = plain(losses, 6)
     return loss
 
 
@@ -190,19 +225,10 @@ def _thinned(matrices: NDArray[np.float64] | None, cells: int) -> Relationships 
     return Relationships(rounds.tolist(), np.round(matrices[rounds], 4).tolist())
 
 
-def _beside_alone(run: RunView, runs: Sequence[RunView]) -> RunView:
+def _beside_alone(run: MethodView, alone: Sequence[MethodView] | None) -> MethodView:
     """Return a run compared with training alone, with the same seed if there is such a run."""
-    separate_runs = [other for other in runs if other.method == "separate" and other.best]
-    if not separate_runs or not run.best or run.method == "separate":
+    if not alone or not run.best or run.method == "separate":
         return run
-    alone = next((other for other in separate_runs if other.seed == run.seed), separate_runs[0])
-    pairs = zip(run.clients, alone.clients, strict=True)
-    gains = [None if mine is None or theirs is None else round(mine - theirs, 5) for mine, theirs in pairs]
-    return replace(run, gains=gains, alone=alone.best.score if alone.best else None)
-
-
-def _plain(array: NDArray[np.float64], digits: int) -> Any:
-    """Return an array as lists, with None for NaN."""
-    values = np.round(array, digits).astype(object)
-    values[np.isnan(array)] = None
-    return values.tolist()
+    other = next((one for one in alone if one.seeds == run.seeds), alone[0])
+    gains: Any = np.subtract(np.array(run.clients, dtype=np.float64), np.array(other.clients, dtype=np.float64))
+    return replace(run, gains=plain(gains, 5), alone=other.best.mean if other.best else None)

@@ -29,19 +29,36 @@ function tickBox(host, style, text, on, change) {
   element("span", {}, label, text);
 }
 
-function buildRuns() {
-  byId("choose-run").hidden = byId("runs").hidden = data.runs.length < 2;
-  const select = byId("run");
-  for (const run of data.runs) {
-    element("option", { value: run.label }, select, shortened(run.label, 60));
-    tickBox(byId("runs"), styleOfRun(run), run.label, true, (on) => {
-      chosen.hiddenRuns[on ? "delete" : "add"](run.label);
+function buildMethods() {
+  byId("choose-method").hidden = byId("methods").hidden = data.methods.length < 2;
+  const select = byId("method");
+  for (const method of data.methods) {
+    element("option", { value: method.label }, select, shortened(method.label, 60));
+    tickBox(byId("methods"), styleOfMethod(method), method.label, true, (on) => {
+      chosen.hiddenMethods[on ? "delete" : "add"](method.label);
       draw();
     });
   }
-  select.value = focus().label;
+  chosen.method = select.value = focus().label;
   select.onchange = () => {
-    chosen.run = select.value;
+    chosen.method = select.value;
+    buildSeeds();
+    draw();
+  };
+  buildSeeds();
+}
+
+// Of a method with several seeds, their mean is shown unless the reader opens one of them.
+function buildSeeds() {
+  const { runs } = data.methods.find((method) => method.label === chosen.method);
+  const select = byId("seed");
+  chosen.seed = null;
+  byId("choose-seed").hidden = !runs.length;
+  select.replaceChildren();
+  element("option", { value: "" }, select, `mean of ${runs.length}`);
+  for (const { seeds } of runs) element("option", { value: seeds[0] }, select, String(seeds[0]));
+  select.onchange = () => {
+    chosen.seed = select.value === "" ? null : Number(select.value);
     draw();
   };
 }
@@ -109,11 +126,12 @@ function buildCopy() {
 }
 
 function build() {
-  buildRuns();
+  buildMethods();
   buildClients();
   buildModes();
   buildSlider();
   buildCopy();
+  watchScrolling();
   byId("report").hidden = false;
   let width = byId("report").clientWidth;
   new ResizeObserver(() => {
@@ -128,7 +146,7 @@ let built = false;
 
 function accept(fresh) {
   data = fresh;
-  if (!data.runs) {
+  if (!data.methods) {
     byId("title").textContent = data.title;
     byId("story").textContent = data.waiting;
     return;
@@ -151,7 +169,7 @@ async function poll() {
 
 function sayState() {
   const states = { running: "live", finished: "finished", failed: "failed", interrupted: "interrupted" };
-  byId("status").textContent = data.runs ? states[data.runs[0].state] : "waiting";
+  byId("status").textContent = data.methods ? states[data.methods[0].state] : "waiting";
 }
 
 accept(data);

@@ -17,20 +17,22 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from orchard.errors import UserError
-from orchard.report.content import Content, Relationships, RunView, content_of
+from orchard.report.content import content_of
 from orchard.report.distribution import draw_distribution, fonts
-from orchard.report.story import score_of
+from orchard.report.views import Content, MethodView, Relationships, Values
 from orchard.runs.folder import RunFolder
+from orchard.runs.listing import found_runs
 from orchard.runs.result import mean_over_clients
 from orchard.text import shortened
 
+Array = NDArray[np.float64]
 WIDTH = 7.0
 """Width of a page between its margins, in inches."""
 PANEL = 2.2
 LEGEND_ROOM = 0.22
 """Height of a line of the legend, in inches."""
 BANDS_SHOWN = 3
-"""With more runs than this, their bands would hide one another."""
+"""With more methods than this, their bands would hide one another."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9", "#7648C0")
 """Okabe and Ito's colours, with violet for yellow: colour-blind people can tell them apart. In grey print, the dashes
 and markers help."""
@@ -58,9 +60,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
-    """Draw all figures of some runs into a folder; return their files."""
-    content = content_of([RunFolder(run) for run in runs])
+def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> tuple[list[Path], list[str]]:
+    """Draw all figures of some runs into a folder; return their files, and which runs are not shown, and why."""
+    content = content_of([RunFolder(run) for run in found_runs(runs)])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _drawing():
@@ -69,7 +71,7 @@ def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> list[Path]:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     data = folder / f"data.{kind}"
     draw_distribution(content.distribution, content.title, data)
-    return [*files, data]
+    return [*files, data], content.left_out
 
 
 @contextmanager
@@ -83,12 +85,12 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
     yield "convergence", _convergence(content)
     yield "clients", _clients(content)
     names: set[str] = set()
-    for run in content.runs:
-        if run.relationships:
-            name = "relationships-" + re.sub(r"[^\w.=-]+", "-", run.label)[:60]
+    for view in content.methods:
+        if view.relationships:
+            name = "relationships-" + re.sub(r"[^\w.=-]+", "-", view.label)[:60]
             name += f"-{len(names)}" if name in names else ""
             names.add(name)
-            yield name, _relationships(content, run.relationships)
+            yield name, _relationships(content, view.relationships)
 
 
 def _save(figure: Figure, file: Path) -> Path:
@@ -98,9 +100,9 @@ def _save(figure: Figure, file: Path) -> Path:
     return file
 
 
-def _styles(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    looks = _looks(len(runs))
-    return [{"color": ALONE, "linestyle": ":"} if r.method == "separate" else next(looks) for r in runs]
+def _styles(views: Sequence[MethodView]) -> list[dict[str, Any]]:
+    looks = _looks(len(views))
+    return [{"color": ALONE, "linestyle": ":"} if v.method == "separate" else next(looks) for v in views]
 
 
 def _looks(count: int) -> Iterator[dict[str, Any]]:
@@ -110,41 +112,53 @@ def _looks(count: int) -> Iterator[dict[str, Any]]:
 
 
 def _convergence(content: Content) -> Figure:
-    """Draw training loss and test score against rounds, as the paper does; the band spans the clients."""
+    """Draw training loss and test score against rounds, as the paper does: means over seeds.
+
+    The band is ± one standard deviation over seeds; of a single run it spans the clients.
+    """
     figure = Figure(figsize=(WIDTH, PANEL + 0.3), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for run, style in zip(content.runs, _styles(content.runs), strict=True):
-        scores = np.array(run.scores, dtype=np.float64)
-        rounds, means = np.arange(1, len(scores) + 1), mean_over_clients(scores)
+    for view, style in zip(content.methods, _styles(content.methods), strict=True):
+        scores, losses = (np.array(values, dtype=np.float64) for values in (view.scores, view.loss))
+        rounds, means = np.arange(1.0, len(scores) + 1), mean_over_clients(scores)
         every = max(1, len(rounds) // 8)
-        left.plot(rounds, np.array(run.loss, dtype=np.float64), label=run.label, markevery=every, **style)
+        left.plot(rounds, losses, label=view.label, markevery=every, **style)
         right.plot(rounds, means, markevery=every, **style)
-        if len(content.runs) <= BANDS_SHOWN:
+        band = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
+        if view.runs:
+            _band(left, rounds, losses, view.loss_deviations, band)
+            _band(right, rounds, means, view.score_deviations, band)
+        elif len(content.methods) <= BANDS_SHOWN:
             low, high = (np.where(np.isnan(means), np.nan, edge(scores)) for edge in (_lowest, _highest))
-            right.fill_between(rounds, low, high, color=style["color"], alpha=0.12, linewidth=0)
+            right.fill_between(rounds, low, high, **band)
     _name(left, "round", "training loss")
-    right.set_ylim(bottom=max(right.get_ylim()[0], score_of(content).floor()))
-    _name(right, "round", f"mean client test {score_of(content).title}")
+    right.set_ylim(bottom=max(right.get_ylim()[0], content.score.floor()))
+    _name(right, "round", f"mean client test {content.score.title}")
     _in_percent(right, content)
     return _with_legend(figure, left)
 
 
+def _band(axes: Axes, rounds: Array, means: Array, deviations: Values | None, look: dict[str, Any]) -> None:
+    spread = np.array(deviations, dtype=np.float64)
+    axes.fill_between(rounds, means - spread, means + spread, **look)
+
+
 def _clients(content: Content) -> Figure:
-    """Draw each client's test score as bars, method by method, as the paper does."""
-    names, runs = content.distribution.clients, content.runs
-    width = max(WIDTH, 0.07 * len(names) * len(runs))
+    """Draw each client's test score as bars, method by method, as the paper does: means over seeds."""
+    names, views = content.distribution.clients, content.methods
+    width = max(WIDTH, 0.07 * len(names) * len(views))
     figure = Figure(figsize=(width, PANEL + 0.3), layout="constrained")
     axes = figure.subplots()
-    places, bar = np.arange(len(names)), 0.8 / len(runs)
-    for k, (run, style) in enumerate(zip(runs, _styles(runs), strict=True)):
-        offset = (k - (len(runs) - 1) / 2) * bar
-        values = np.array(run.clients, dtype=np.float64)
-        axes.bar(places + offset, values, bar, color=style["color"], label=run.label, edgecolor="white", linewidth=0.3)
-    lowest = np.nanmin([np.array(run.clients, dtype=np.float64) for run in runs])
+    places, bar = np.arange(len(names)), 0.8 / len(views)
+    columns = [np.array(view.clients, dtype=np.float64) for view in views]
+    for k, (view, values, style) in enumerate(zip(views, columns, _styles(views), strict=True)):
+        offset = (k - (len(views) - 1) / 2) * bar
+        axes.bar(places + offset, values, bar, color=style["color"], label=view.label, edgecolor="white", linewidth=0.3)
+    lowest = np.nanmin(columns)
     bottom = lowest - 0.1 * (1 - lowest) - 0.02  # the differences are near the top
-    axes.set_ylim(max(bottom, 0 if lowest >= 0 else score_of(content).floor()), 1)
+    axes.set_ylim(max(bottom, 0 if lowest >= 0 else content.score.floor()), 1)
     axes.set_xticks(places, [shortened(name, 18) for name in names], rotation=30 if len(names) > 8 else 0)
-    _name(axes, "", f"test {score_of(content).title}")
+    _name(axes, "", f"test {content.score.title}")
     axes.grid(visible=False, axis="x")
     _in_percent(axes, content)
     return _with_legend(figure, axes)
@@ -175,17 +189,17 @@ def _relationships(content: Content, relationships: Relationships) -> Figure:
 
 
 def _in_percent(axes: Axes, content: Content) -> None:
-    if score_of(content).percent:
+    if content.score.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
 
 
-def _lowest(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    lowest: NDArray[np.float64] = np.fmin.reduce(scores, axis=1)  # ignores NaN
+def _lowest(scores: Array) -> Array:
+    lowest: Array = np.fmin.reduce(scores, axis=1)  # ignores NaN
     return lowest
 
 
-def _highest(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    highest: NDArray[np.float64] = np.fmax.reduce(scores, axis=1)
+def _highest(scores: Array) -> Array:
+    highest: Array = np.fmax.reduce(scores, axis=1)
     return highest
 
 

@@ -12,8 +12,8 @@ function drawHelping() {
   if (!run) return;
   const missing = run === focus() ? "" : ` ${focus().label} learns no relationships; these are of ${run.label}.`;
   byId("helping-note").textContent =
-    "A client's model is a mixture of all clients' models. Each number is the weight of one of them: the larger, the " +
-    "more that client helps; near zero, it does not; below zero, its influence is taken out." + missing;
+    "A silo's model is a mixture of all silos' models. Each number is the weight of one of them: the larger, the " +
+    "more that silo helps; near zero, it does not; below zero, its influence is taken out." + missing;
   drawSlider(run);
   drawMatrix(run);
   drawGraph(run);
@@ -51,6 +51,7 @@ function drawMatrix(run) {
     columnsName: "who helps",
     own: true,
     digits: 5,
+    value: (i, j) => matrix[i][j],
     chosen: chosen.client,
     fill: (i, j) => [matrix[i][j] < 0 ? "--neg" : "--pos", Math.min(1, Math.abs(matrix[i][j]) / most)],
     text: (i, j) => weight(matrix[i][j]),
@@ -104,7 +105,7 @@ function drawTrajectories(run) {
     valueText: (v) => weight(v, 3),
     zero: 0,
     together: true,
-    empty: "choose a client above",
+    empty: "choose a silo above",
   };
   const taken = shown.map((j) => line(j, (matrix) => matrix[chosen.client][j]));
   lineChart(byId("trajectories"), { label: `What ${data.clients[chosen.client]} takes from each`, series: taken, ...common });

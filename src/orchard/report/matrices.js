@@ -4,8 +4,9 @@
 const LETTER = 6.4; // the width of one at 12 px, roughly
 
 // spec: label, rows, columns, rowsName, columnsName, fill(i, j) -> [variable, opacity], text(i, j), title(i, j),
-// digits (of the longest text), lines(i, j), own (outline the diagonal), chosen (a row to point out)
+// digits (of the longest text), value(i, j), lines(i, j), own (outline the diagonal), chosen (a row to point out)
 function heatmap(host, spec) {
+  host.table = [[`${spec.rowsName} \\ ${spec.columnsName}`, ...spec.columns], ...spec.rows.map((name, i) => [name, ...spec.columns.map((_, j) => spec.value(i, j))])];
   const longest = Math.max(...spec.rows.map((name) => name.length));
   const letters = Math.min(longest, host.clientWidth < 500 ? 9 : 20);
   const left = 22 + letters * LETTER + 6;
@@ -72,8 +73,10 @@ function readCells(board, spec, left, above, cell, tall) {
 
 // --- Each client a row, each method a dot ---
 
-// spec: label, rows, xName, xText, valueText, floor, ceiling, series: [{label, style, values, heavy}], base: values to measure from
+// spec: label, rows, xName, xText, valueText, floor, ceiling, least, series: [{label, style, values, heavy}], base: values to measure from
 function dotRows(host, spec) {
+  host.table = [["silo", ...spec.series.map((s) => s.label)], ...spec.rows.map((name, i) => [name, ...spec.series.map((s) => s.values[i])])];
+  host.legend = spec.series;
   const tall = 30;
   const letters = Math.min(Math.max(...spec.rows.map((name) => name.length)), host.clientWidth < 500 ? 10 : 22);
   const left = letters * LETTER + 16;
@@ -81,8 +84,9 @@ function dotRows(host, spec) {
   const values = [...spec.series.flatMap((s) => s.values), ...(spec.base || [])].filter((v) => v !== null).map((v) => Math.max(v, spec.floor ?? -Infinity));
   if (!values.length) return nothing(board);
   const box = { left, right: board.width - 14, top: 6, bottom: 6 + spec.rows.length * tall };
-  const room = (Math.max(...values) - Math.min(...values) || 1) * 0.04;
-  const [low, high] = [Math.min(...values) - room, Math.max(...values) + room];
+  const [least, most] = widened(Math.min(...values), Math.max(...values), spec);
+  const room = (most - least || 1) * 0.04;
+  const [low, high] = [least - room, most + room];
   const x = scale(low, high, box.left, box.right, false, low + room);
   const y = (i) => box.top + (i + 0.5) * tall;
   const xTicks = ticksBetween(low, Math.min(high, spec.ceiling ?? Infinity), Math.max(3, Math.floor((box.right - left) / 90)));
@@ -128,6 +132,7 @@ const HELPERS_SHOWN = 2;
 
 // spec: label, names, weights[i][j] (what i takes from j), sizes, chosen, choose(i), valueText
 function helpGraph(host, spec) {
+  host.table = [["who is helped \\ who helps", ...spec.names], ...spec.names.map((name, i) => [name, ...spec.weights[i]])];
   const letters = host.clientWidth < 500 ? 9 : 13;
   const words = Math.min(letters, Math.max(...spec.names.map((n) => n.length))) * LETTER * 1.1;
   const radius = Math.max(60, Math.min(210, host.clientWidth / 2 - words - 26));

@@ -3,7 +3,7 @@
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -13,37 +13,42 @@ from typing import Any
 
 from orchard import __version__
 from orchard.errors import UserError
-from orchard.report.content import Content, content_of
+from orchard.report.content import content_of
+from orchard.report.ranking import apart_from_alone, gain_in_cases, intervals, is_beyond_noise, ranking, uneven
 from orchard.report.story import overview, story
+from orchard.report.views import Content, MethodView
 from orchard.runs.folder import RunFolder
+from orchard.runs.listing import found_runs
 from orchard.tasks.task import Task
 
 MEANINGS = {
-    "classification": "Accuracy is the share of a client's own test cases that its model gets right. BMCTA is the best "
-    "mean client test accuracy: the mean over clients at its best round.",
+    "classification": "Accuracy is the share of a silo's own test cases that its model gets right.",
     "multilabel": "AUROC is the chance that a test case with a finding gets a higher score than one without, mean over "
     "findings: 0.5 is guessing, 1 is perfect.",
-    "regression": "R² is the share of the variance of a client's own test targets that its model explains: 1 is "
+    "regression": "R² is the share of the variance of a silo's own test targets that its model explains: 1 is "
     "perfect, 0 as good as always naming their mean, below 0 worse.",
-    "segmentation": "Dice is the overlap of the regions that a client's model outlines with the true ones, mean over "
+    "segmentation": "Dice is the overlap of the regions that a silo's model outlines with the true ones, mean over "
     "classes but for the background.",
 }
 """What a task's score is, for people who do not train networks."""
-SCRIPTS = ("charts.js", "matrices.js", "report.js", "helping.js", "controls.js")
+SCRIPTS = ("charts.js", "matrices.js", "saving.js", "report.js", "headline.js", "helping.js", "controls.js")
 
 
-def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Write the page of these runs."""
-    text = page(page_data(content_of([RunFolder(run) for run in runs])))
+def write_report(runs: Sequence[Path], output: Path) -> list[str]:
+    """Write the page of these runs, or of those in folders of runs; return which are not shown, and why."""
+    content = content_of([RunFolder(run) for run in found_runs(runs)])
+    text = page(page_data(content))
     try:
         output.write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    return content.left_out
 
 
 def page_data(content: Content) -> dict[str, Any]:
     """Return everything that the page shows, as values for JSON."""
     task = content.distribution.predicted()
+    ranks = ranking(content)
     return {
         "title": content.title,
         "clients": content.distribution.clients,
@@ -52,9 +57,28 @@ def page_data(content: Content) -> dict[str, Any]:
         "noun": task.nouns[0],
         "by_class": task.by_class,
         "sizes": content.distribution.sizes().tolist(),
+        "trained": content.distribution.samples["train"],
+        "tests": content.distribution.samples["test"],
+        "commonest": uneven(content),
         "score": score_data(task),
         "overview": overview(content),
-        "runs": [{**asdict(run), "story": story(content, run)} for run in content.runs],
+        "ranking": asdict(ranks) if ranks else None,
+        "left_out": content.left_out,
+        "methods": [_view_data(content, view) for view in content.methods],
+    }
+
+
+def _view_data(content: Content, view: MethodView) -> dict[str, Any]:
+    """Return a method's view with what follows from it; so with each of its runs."""
+    clients = range(len(view.clients))
+    return {
+        **asdict(replace(view, runs=[])),
+        "intervals": intervals(content, view),
+        "gain_cases": [gain_in_cases(content, view, i) for i in clients] if view.gains else None,
+        "beyond_noise": [is_beyond_noise(content, view, i) for i in clients] if view.gains else None,
+        "apart_from_alone": apart_from_alone(content, view),
+        "story": story(content, view),
+        "runs": [_view_data(content, run) for run in view.runs],
     }
 
 
@@ -63,7 +87,7 @@ def score_data(task: Task) -> dict[str, Any]:
     score = task.measures[task.score]
     return {
         "title": score.title,
-        "best": score.best_mean().replace("best", "Best"),
+        "term": score.best_mean(),
         "percent": score.percent,
         "floor": score.floor(),
         "meaning": MEANINGS[task.name],

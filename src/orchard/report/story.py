@@ -1,8 +1,11 @@
 """The results of runs, in sentences for people who do not train networks."""
 
-from orchard.report.content import Content, RunView
-from orchard.runs.advice import advice
-from orchard.tasks.task import Measure
+from collections.abc import Sequence
+
+from orchard.data.clients import PARTS
+from orchard.report.ranking import apart_from_alone, gain_in_cases, is_counted, ranking, uneven
+from orchard.report.views import Content, MethodView
+from orchard.runs.advice import advice, barely_learned
 
 SEVERAL = 3
 """Up to so many clients are named one by one; otherwise they are counted."""
@@ -11,89 +14,121 @@ LINK = 0.001
 
 
 def overview(content: Content) -> list[str]:
-    """Return which of several runs does best, as a sentence; nothing for a single run."""
-    measured = [run for run in content.runs if run.best]
-    if len(measured) < 2:
+    """Return which of several methods does best, and of which it is really ahead; nothing for a single one."""
+    ranks = ranking(content)
+    if not ranks:
         return []
-    best = max(measured, key=lambda run: run.best.score if run.best else float("-inf"))
-    return [f"Of the {len(content.runs)} ways of training compared here, {best.label} does best."]
+    best = next(view for view in content.methods if view.label == ranks.best)
+    seeds = len(best.seeds)
+    over = f" (mean of {seeds} seeds)" if seeds > 1 else ""
+    text = content.score.text(best.best.mean) if best.best else ""
+    sentences = [f"Of the {len(content.methods)} methods compared here, {best.label} has the best mean: {text}{over}."]
+    if ranks.ahead:
+        sentences.append(f"It is ahead of {_listed(ranks.ahead)}.")
+    if ranks.level:
+        sentences.append(f"It is level with {_listed(ranks.level)}: the difference is within noise.")
+    return sentences
 
 
-def story(content: Content, run: RunView) -> list[str]:
-    """Return sentences about one run."""
-    sentences = [_what_happened(content, run)]
-    if not run.best:
+def story(content: Content, view: MethodView) -> list[str]:
+    """Return sentences about one method."""
+    sentences = [_what_happened(content, view)]
+    if not view.best:
         return [*sentences, "There are no figures yet: the first come when the second round has ended."]
-    sentences.append(_outcome(content, run.best.score, run.alone))
-    if run.state == "finished" and (note := advice(run.method, run.best.score, content.distribution)):
+    sentences.append(_outcome(content, view))
+    if view.state == "finished" and (note := advice(view.method, view.best.mean, content.distribution)):
         sentences.append(note)
-    sentences += _gains(content, run) if run.gains is not None else [_extremes(content, run)]
-    return sentences + _groups(content, run)
+    else:
+        sentences += _barely(content, view)
+    sentences += _gains(content, view) if view.gains is not None else [_extremes(content, view)]
+    return sentences + _groups(content, view)
 
 
-def _what_happened(content: Content, run: RunView) -> str:
-    clients, done = len(content.distribution.clients), len(run.scores)
-    samples = int(content.distribution.sizes().sum())
-    who = f"{clients} client{'s' if clients > 1 else ''} with {samples:,} samples between them"
-    how = "alone" if run.method == "separate" else f"together by {run.label}"
-    if run.state == "running":
-        return f"{who} are training {how}: {done} of {run.planned} rounds are measured so far."
-    if run.state == "finished":
-        return f"{who} trained {how} for {done} round{'s' if done > 1 else ''}."
-    return f"{who} trained {how}; the run {_stopped(run)} after {done} of {run.planned} rounds."
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _stopped(run: RunView) -> str:
-    return "failed" if run.state == "failed" else "was interrupted"
+def _what_happened(content: Content, view: MethodView) -> str:
+    clients, done = len(content.distribution.clients), len(view.scores)
+    train, validation, test = (sum(content.distribution.samples[part]) for part in PARTS)
+    who = f"{clients} silo{'s' if clients > 1 else ''} with {train:,} training samples between them "
+    who += f"(and {validation:,} for validation, {test:,} test cases)"
+    how = "alone" if view.method == "separate" else f"together by {view.label}"
+    if view.state == "running":
+        return f"{who} are training {how}: {done} of {view.planned} rounds are measured so far."
+    times = f", with {len(view.seeds)} seeds" if len(view.seeds) > 1 else ""
+    if view.state == "finished":
+        return f"{who} trained {how} for {done} round{'s' if done > 1 else ''}{times}."
+    return f"{who} trained {how}{times}; the run {_stopped(view)} after {done} of {view.planned} rounds."
 
 
-def _outcome(content: Content, score: float, alone: float | None) -> str:
+def _stopped(view: MethodView) -> str:
+    return "failed" if view.state == "failed" else "was interrupted"
+
+
+def _outcome(content: Content, view: MethodView) -> str:
     """Say how good the models are on average."""
-    measure = score_of(content)
-    if measure.title == "accuracy":
-        said = f"On average a client's model is right in {measure.text(score)} of its own test cases"
-        return f"{said}; training alone it is right in {measure.text(alone)}." if alone is not None else f"{said}."
-    said = f"On its own test cases a client's model has, on average, {measure.title} {measure.text(score)}"
-    return f"{said}; training alone {measure.text(alone)}." if alone is not None else f"{said}."
+    measure, score = content.score, view.best.mean if view.best else None
+    counted = is_counted(content)
+    if counted:
+        said = f"On average a silo's model is right in {measure.text(score)} of its own test cases"
+    else:
+        said = f"On its own test cases a silo's model has, on average, {measure.title} {measure.text(score)}"
+    if view.alone is None:
+        return f"{said}."
+    said += f"; training alone {'it is right in ' if counted else ''}{measure.text(view.alone)}"
+    return f"{said}." if apart_from_alone(content, view) else f"{said}, which is level: the difference is within noise."
 
 
-def score_of(content: Content) -> Measure:
-    """Return the task's score."""
-    task = content.distribution.predicted()
-    return task.measures[task.score]
+def _barely(content: Content, view: MethodView) -> list[str]:
+    """Warn of models that are hardly better than always naming their client's commonest class."""
+    shares, names = uneven(content), content.distribution.clients
+    if shares is None:
+        return []
+    text = content.score.text
+    pairs = list(zip(view.clients, shares, strict=True))
+    low = [i for i, (score, share) in enumerate(pairs) if score is not None and barely_learned(score, share)]
+    if len(low) > SEVERAL:
+        return [f"At {len(low)} silos the model hardly beats always naming the commonest class (see the table)."]
+    return [
+        f"At {names[i]} the model is right in {text(view.clients[i])}; "
+        f"always naming the commonest class is right in {text(shares[i])}."
+        for i in low
+    ]
 
 
-def _gains(content: Content, run: RunView) -> list[str]:
-    names, measure = content.distribution.clients, score_of(content)
+def _gains(content: Content, view: MethodView) -> list[str]:
+    names, measure = content.distribution.clients, content.score
+    gains = {i: gain for i, gain in enumerate(view.gains or []) if gain is not None}
 
-    def points(gain: float) -> str:
-        return measure.difference(gain).replace("-", "−") + (" points" if measure.percent else "")
+    def points(i: int) -> str:
+        said = measure.difference(gains[i]).replace("-", "−") + (" points" if measure.percent else "")
+        cases = gain_in_cases(content, view, i)
+        return f"{said}, {cases}" if cases else said
 
-    gains = {i: gain for i, gain in enumerate(run.gains or []) if gain is not None}
     if not gains:
         return []
     most = max(gains, key=lambda i: gains[i])
     sentences = []
     if gains[most] > 0:
-        helped = f", helped most by {run.helpers[most]}" if run.helpers[most] else ""
-        sentences.append(f"The most is gained by {names[most]} ({points(gains[most])}{helped}).")
+        helped = f"; helped most by {view.helpers[most]}" if view.helpers[most] else ""
+        sentences.append(f"The most is gained by {names[most]} ({points(most)}{helped}).")
     worse = sorted((i for i in gains if gains[i] < 0), key=lambda i: gains[i])
     if not worse:
-        sentences.append("No client does worse than alone.")
+        sentences.append("No silo does worse than alone.")
     elif len(worse) <= SEVERAL:
-        listed = ", ".join(f"{names[i]} ({points(gains[i])})" for i in worse)
-        sentences.append(f"Worse than alone: {listed}.")
+        sentences.append(f"Worse than alone: {'; '.join(f'{names[i]} ({points(i)})' for i in worse)}.")
     else:
         low = worse[0]
-        sentences.append(f"{len(worse)} clients do worse than alone, {names[low]} most ({points(gains[low])}).")
+        sentences.append(f"{len(worse)} silos do worse than alone, {names[low]} most ({points(low)}).")
     return sentences
 
 
-def _groups(content: Content, run: RunView) -> list[str]:
+def _groups(content: Content, view: MethodView) -> list[str]:
     """Say who learns only among themselves after the last round, if there are such groups."""
-    if not run.relationships:
+    if not view.relationships:
         return []
-    left, groups = dict(enumerate(run.relationships.matrices[-1])), list[list[int]]()
+    left, groups = dict(enumerate(view.relationships.matrices[-1])), list[list[int]]()
     while left:
         group, reached = list[int](), [min(left)]
         while reached:
@@ -110,10 +145,10 @@ def _groups(content: Content, run: RunView) -> list[str]:
     return [f"These learn only from one another: {named}."]
 
 
-def _extremes(content: Content, run: RunView) -> str:
+def _extremes(content: Content, view: MethodView) -> str:
     names = content.distribution.clients
-    known = {i: value for i, value in enumerate(run.clients) if value is not None}
+    known = {i: value for i, value in enumerate(view.clients) if value is not None}
     low, high = min(known, key=lambda i: known[i]), max(known, key=lambda i: known[i])
-    helped = f", helped most by {run.helpers[low]}" if run.helpers[low] else ""
-    text = score_of(content).text
+    helped = f", helped most by {view.helpers[low]}" if view.helpers[low] else ""
+    text = content.score.text
     return f"From {text(known[low])} ({names[low]}{helped}) to {text(known[high])} ({names[high]})."

@@ -1,5 +1,6 @@
 """List the runs in a folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,20 @@ class RunSummary:
     best: str
     """Best mean client test score so far, as text."""
     started: datetime
+
+
+def found_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs that are named, and those in folders of runs that are named."""
+    runs = []
+    for path in paths:
+        inside = sorted(file.parent for file in path.glob("*/experiment.toml"))
+        runs += [path] if (path / "experiment.toml").is_file() or not inside else inside
+    if len(runs) == 1 and runs[0].is_dir() and not (runs[0] / "experiment.toml").is_file():
+        raise UserError(
+            f"{runs[0]}: is neither the folder of a run (it has no experiment.toml) nor a folder of runs; "
+            "name a run, several, or the folder that they are in"
+        )
+    return runs
 
 
 def run_summaries(root: Path) -> tuple[list[RunSummary], list[str]]:
