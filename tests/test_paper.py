@@ -285,6 +285,7 @@ def test_a_smoke_test_of_table_1(dataset: str, tmp_path: Path) -> None:
     assert [line.split() for line in some.stdout.splitlines()[2:]] == rows, "a row gives alone what it gives there"
 
 
+@pytest.mark.slow
 def test_table_2_with_several_seeds_can_be_stopped_and_repeated(tmp_path: Path) -> None:
     """Stopped in its third run; of four digits' clients three others can be downloaded."""
     task = Task("table2", "digits", "practical", "smoke", [1, 2], tmp_path)

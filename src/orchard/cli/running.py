@@ -78,6 +78,10 @@ def run(
     from orchard.runs.progress import watched
     from orchard.runs.run import run as run_experiment
 
+    if tensorboard:
+        from orchard.report.events import summary_writer
+
+        summary_writer()  # raises before anything is loaded
     data = checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
     with ExitStack() as stack:
         folder = options.out or stack.enter_context(new_folder(RUNS, planned))

@@ -19,16 +19,21 @@ CELL = 16
 """The side of one matrix entry, in pixels."""
 
 
+def summary_writer() -> "type[SummaryWriter]":
+    """Return TensorBoard's writer; raise if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        text = "--tensorboard: TensorBoard is not installed; install it with: pip install 'orchard[tensorboard]'"
+        raise UserError(text) from None
+    return SummaryWriter
+
+
 class EventWriter:
     """Writes a run's rounds as they are completed."""
 
     def __init__(self, run: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            text = "--tensorboard: TensorBoard is not installed; install it with: pip install 'orchard[tensorboard]'"
-            raise UserError(text) from None
-        self.folder, self.kind = run / FOLDER, SummaryWriter
+        self.folder, self.kind = run / FOLDER, summary_writer()
         self.writer: SummaryWriter | None = None  # made later: it creates a file, but a run needs an empty folder
         self.written = 0
 
