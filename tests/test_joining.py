@@ -216,6 +216,7 @@ def test_joining_on_the_command_line(newcomer: Path, tmp_path: Path) -> None:
     assert lines[5].startswith("it turns most to client ")
     card = (tmp_path / "clinic.safetensors.md").read_text()
     assert "the others had finished training, and their models stayed as they were" in card
+    assert "| true ↓ predicted →" in card  # on its own test samples
     assert load_predictor(model).task.name == "classification"
 
 

@@ -69,6 +69,7 @@ def export_joined(joined: Joined, to: Path) -> Path:
         round=joined.joined.round,
         choice="joined",
         model=joined.joined.model,
+        test=joined.client.test,
         preparation=preparations[0] if preparations else None,
     )
     return write_model(trained, to)
