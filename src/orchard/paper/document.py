@@ -46,7 +46,7 @@ def _section(found: Reproduction, folder: Path) -> str:
             _markdown(table_rows(found)),
             f"Not measured yet: {', '.join(found.missing)}." if found.missing else "",
             f"By an older version of the code: {', '.join(found.older)}." if found.older else "",
-            "" if found.missing else "\n".join(f"- {claim}" for claim in claims(found)),
+            "\n".join(f"- {claim}" for claim in claims(found)) if found.is_whole else "",
             _markdown(course_rows(found)),
             _text(folder / f"{found.name}.md"),
         )

@@ -39,6 +39,8 @@ EMBEDDED: Mapping[str, Any] = {"fraction": 1.0, "clients": 4, "batch_size": 16}
 
 WITHOUT_PENALTY = "apple (μ = 0)"
 ROWS = ("separate", "fedavg", "fedavg-local", "fedavg-ft", "fedprox-ft", "apfl", "heurfedamp", "fedfomo")
+OWN = ("graft",)
+"""Orchard's own methods, which are measured beside the paper's."""
 BUDGETS = (11, 7, 5, 2, 1)
 
 
@@ -57,8 +59,12 @@ def contenders(table: Table, base: Experiment) -> list[Contender]:
     apple = method_settings("apple").model_validate(apple_parameters(base.dataset, base.partition.name))
     plain = apple.model_copy(update={"mu": 0.0})
     if table == "table1":
-        others = [Contender(name, method_settings(name).model_validate({"name": name})) for name in ROWS]
-        return [*others, Contender(WITHOUT_PENALTY, plain), Contender("apple", apple)]
+        return [
+            *map(_by_default, ROWS),
+            Contender(WITHOUT_PENALTY, plain),
+            Contender("apple", apple),
+            *map(_by_default, OWN),
+        ]
     fedfomo = method_settings("fedfomo").model_validate({"name": "fedfomo"})
     return [
         Contender(f"{settings.name}-{budget}", settings.model_copy(update={"budget": limit}))
@@ -67,10 +73,14 @@ def contenders(table: Table, base: Experiment) -> list[Contender]:
     ]
 
 
+def _by_default(method: str) -> Contender:
+    return Contender(method, method_settings(method).model_validate({"name": method}))
+
+
 def row_labels(table: Table, clients: int) -> list[str]:
     """Return the labels of a table's rows, in its order."""
     if table == "table1":
-        return [*ROWS, WITHOUT_PENALTY, "apple"]
+        return [*ROWS, WITHOUT_PENALTY, "apple", *OWN]
     return [f"{name}-{budget}" for budget in budgets(clients) for name in ("fedfomo", "apple")]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from orchard.errors import UserError
 from orchard.experiment import RunOptions
-from orchard.paper.protocol import Scale, SplitName, Table, base_experiment, contenders, published, row_labels
+from orchard.paper.protocol import OWN, Scale, SplitName, Table, base_experiment, contenders, published, row_labels
 from orchard.paper.tuning import tuned
 from orchard.runs.comparison import Spread
 from orchard.runs.files import to_json, write_durably
@@ -90,9 +90,14 @@ class Reproduction:
 
     @property
     def missing(self) -> list[str]:
-        """The rows of the paper's table that are not measured yet."""
+        """The rows of the table that are not measured yet."""
         measured = {cell.label for cell in self.cells}
         return [label for label in row_labels(self.table, self.shared["clients"]) if label not in measured]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of the paper's table are measured."""
+        return set(self.missing) <= set(OWN)
 
     @property
     def older(self) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from statistics import mean
 
-from orchard.paper.protocol import WITHOUT_PENALTY
+from orchard.paper.protocol import OWN, WITHOUT_PENALTY
 from orchard.paper.reproduce import Cell, Reproduction
 from orchard.paper.tuning import RATES, searched
 
@@ -47,9 +47,10 @@ def _chosen(cell: Cell) -> str:
 def claims(found: Reproduction) -> list[str]:
     """Return for each of the paper's claims whether it holds in our results, and in the published ones."""
     answers = _about_methods if found.table == "table1" else _about_budgets
-    ours = answers({cell.label: cell.bmcta.mean for cell in found.cells})
-    known = {cell.label: cell.published for cell in found.cells if cell.published is not None}
-    theirs = answers(known) if len(known) == len(found.cells) else {}
+    cells = [cell for cell in found.cells if cell.label not in OWN]
+    ours = answers({cell.label: cell.bmcta.mean for cell in cells})
+    known = {cell.label: cell.published for cell in cells if cell.published is not None}
+    theirs = answers(known) if len(known) == len(cells) else {}
     return [
         f"{question} {answer}." + (f" Published: {theirs[question]}." if theirs else "")
         for question, answer in ours.items()
