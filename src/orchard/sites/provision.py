@@ -46,6 +46,7 @@ data = "../data.npz"        # an .npz, or a folder of images
 records = "../{site}-records"  # what a crash must not lose: this site's state, relationships and personalised model
 device = "cpu"
 threads = 1                 # compute threads; with more, the last bits of results differ
+rounds_kept = 20            # how old a backup of the server may be, in rounds; each keeps one upload on disk
 models = []                 # networks of your own that a run may name, e.g. ["hospital_nets:small_cnn"]
 """
 

@@ -253,7 +253,7 @@ def begin(plan: Plan, kit: Path, path: Path, say: Say) -> Result:
 def attach(path: Path, kit: Path | None, say: Say) -> Result:
     """Follow a run that was submitted earlier to its end."""
     plan, home = planned(path), kit or kit_of(path)
-    with RunFolder(path).locked() as folder, Connection(home) as server:
+    with RunFolder(path).locked() as folder, Connection(home, say=say) as server:
         if folder.read("summary.json").get("state") == "finished":
             return folder.result()
         (path / STOP).unlink(missing_ok=True)
@@ -264,7 +264,7 @@ def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
     """Stop a run after its current round, or at once; a process that follows it ends too."""
     plan, home = planned(path), kit or kit_of(path)
     (path / STOP).write_text("", "utf-8")
-    with Connection(home) as server:
+    with Connection(home, say=say) as server:
         silent: dict[str, int] = {}
         """By job, checks in a row without an answer; a job that never answers has not started, or never will."""
         while jobs := server.unfinished(plan.run):

@@ -145,9 +145,10 @@ class SiteWorker:
 
 
 def _recorded_round(known: Enrolled, now: Started, download: Download) -> ClientUpdate:
-    """Run a round and record it on disk; a round that was run before is read from its record."""
+    """Run a round and record it on disk; a round that was run before is read from its record, and not run again."""
     done = known.record.for_round(download.round)
     if done is not None and done["rounds"] == download.round + 1:
+        log.info("round %d is asked for again; the answer is the same as before", download.round + 1)
         return update_of(done)
     state, buffers = (done["client"], done["buffers"]) if done else now.initial
     now.client.restore(state)
@@ -189,7 +190,7 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     counts = {part: rows[0] for part, rows in data.class_counts().items()}
     sizes = {part: sizes[0] for part, sizes in data.sizes().items()}
     about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "sizes": sizes, "counts": counts}
-    record = SiteRecord(settings.records / plan.run, about)
+    record = SiteRecord(settings.records / plan.run, about, settings.rounds_kept)
     before = record.newest()
     if before is not None and before["about"]["data"] != about["data"]:
         raise MessageRejected("data changed")
