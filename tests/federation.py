@@ -156,8 +156,12 @@ class Federation:
 
     def rounds(self, site: str) -> int:
         """Return how many rounds a site has on its disk."""
-        found = [int(file.stem.removeprefix("rounds-")) for file in (self.home / site / "records").rglob("*.json")]
+        found = [int(file.stem.removeprefix("rounds-")) for file in (self.home / site / "records").rglob("rounds-*.json")]
         return max(found, default=0)
+
+    def rounds_at_server(self, storage: Path) -> list[int]:
+        """Return after which rounds the server has checkpoints in its storage, or in a copy of it."""
+        return [int(file.stem.removeprefix("rounds-")) for file in storage.rglob("checkpoints/rounds-*.json")]
 
     def wait(self, true: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE

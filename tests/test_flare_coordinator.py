@@ -153,7 +153,7 @@ def test_stopping_waits_for_the_round_and_ends_only_a_job_that_has_long_been_sil
             return {"out": []} if self.looks < 200 and self.looks % 7 else None
 
     server = Busy()
-    monkeypatch.setattr("orchard.sites.supervision.Connection", lambda kit, say: server)
+    monkeypatch.setattr("orchard.sites.supervision.Connection", lambda kit, waiting: server)
     monkeypatch.setattr("orchard.sites.supervision.time.sleep", lambda seconds: None)
     (tmp_path / "plan.json").write_text(small_plan().to_json())
     stop(tmp_path, tmp_path, now=False, say=lambda text: None)

@@ -41,6 +41,31 @@ def init(
 Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it.
 The first certificate expires on {kits.expires:%Y-%m-%d}.
 A kit holds a private key: hand each to its party by a way that you trust, and keep no copy.""")
+    for entry in kits.old:
+        typer.echo(
+            f"{entry.name}: takes part no more, but its certificate counts until {entry.expires:%Y-%m-%d}; "
+            f"revoke it with: orchard deploy revoke {entry.name} -o {out}"
+        )
+    for revoked in kits.revoked:
+        typer.echo(f"{revoked.name}: the certificate {revoked.fingerprint[:16]}... was revoked on {revoked.day}")
+
+
+@deploy_app.command("revoke")
+def revoke_certificate(
+    name: Annotated[str, typer.Argument(help="The site, or the coordinator.")],
+    out: Annotated[Path, typer.Option("-o", "--output", help="Where the kits are.")] = Path("kits"),
+) -> None:
+    """Revoke a party's certificate: the server lets it in no more, and sites are told."""
+    from orchard.sites.authority import revoke
+    from orchard.sites.connection import need_flare
+
+    need_flare()
+    entry, kits = revoke(out, name)
+    typer.echo(f"revoked: {name}'s certificate {entry.fingerprint}")
+    for kit in kits:
+        typer.echo(f"written: {kit / 'local' / 'revoked.json'}")
+    typer.echo(f"""The server honours it from its next job on; at once if that file is in the kit it runs from.
+If {name} is still to take part, orchard deploy init makes it a new kit, and the other sites are asked to agree.""")
 
 
 @deploy_app.command("run")

@@ -5,7 +5,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from orchard.sites.consortium import consortium_of
 from orchard.sites.job import RESULTS, TEXTS, TOPIC, write_job
 from orchard.sites.plan import Plan
 from orchard.sites.session import GOODBYE, REFUSED, UNREACHABLE, CallFailed, Session
+from orchard.sites.waiting import Waiting
 
 PATIENCE = 300.0
 """Seconds to keep trying to reach a server that has not answered yet."""
@@ -27,8 +28,8 @@ PAUSE = 2.0
 LIMIT = 30.0
 """Seconds that a call may take, the first one with the start of its session."""
 DOWNLOAD_LIMIT = 300.0
-SAY_AFTER, SAY_EVERY = 10.0, 60.0
-"""Seconds of silence after which it is said that the server is waited for, and until it is said again."""
+SAY_AFTER = 10.0
+"""Seconds of silence after which it is said that the server is waited for."""
 FINISHED = "FINISHED:"
 """How the status of an ended job begins, whether it succeeded or not."""
 UNKNOWN = f"{FINISHED}UNKNOWN"
@@ -46,9 +47,10 @@ class SiteStatus:
 class Connection:
     """Sends commands to a server and repeats them until it answers. Use it as a context manager."""
 
-    def __init__(self, kit: Path, patience: float = PATIENCE, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, kit: Path, patience: float = PATIENCE, waiting: Waiting | None = None) -> None:
         need_flare()
-        self.kit, self.patience, self.say = kit, patience, say
+        self.kit, self.patience = kit, patience
+        self.waiting = waiting or Waiting(lambda text: None)
         self.consortium = consortium_of(kit)
         self.session: Session | None = None
 
@@ -75,7 +77,7 @@ class Connection:
         """Submit a job for the sites in `present`; return its id."""
         token = secrets.token_hex(16)  # so that a call which is repeated does not submit it twice
         with tempfile.TemporaryDirectory() as home:
-            folder = write_job(Path(home) / "job", plan, present)
+            folder = write_job(Path(home) / "job", plan, present, self.kit)
             job: str = self._call("submit", str(folder), token)
         return job
 
@@ -103,7 +105,7 @@ class Connection:
 
     def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Return a running job's progress; None if it does not answer, e.g. while it starts or ends."""
-        silence = dict.fromkeys(("InternalError", "JobNotRunning", "NoReply"))
+        silence = dict.fromkeys(("InternalError", "JobNotFound", "JobNotRunning", "NoReply"))
         answer = self._call("ask", job, TOPIC, asked, expected=silence)
         return answer if isinstance(answer, dict) and _is_progress(answer) else None
 
@@ -133,13 +135,12 @@ class Connection:
         If the server cannot be reached, or does not answer within the limit, repeat the command in a new session.
         """
         began = time.monotonic()
-        said = began + SAY_AFTER - SAY_EVERY
         while True:
             try:
                 self.session = self.session or Session(self.kit, self.consortium.coordinator)
                 answer = self.session.call(limit, name, *arguments)
-                if said > began:
-                    self.say(f"{self.address}: answers again")
+                if self.waiting.over():
+                    self.waiting.say(f"{self.address} answers again")
                 self.patience = self.patience and LONG_PATIENCE
                 return answer
             except CallFailed as failed:
@@ -152,12 +153,9 @@ class Connection:
                 if not failed.is_one_of(UNREACHABLE):
                     raise RunFailed(f"the server says: {failed.kinds[0]}: {text}") from None
                 self._close(0.0)
-                waited = time.monotonic() - began
-                if waited >= self.patience:
+                if time.monotonic() - began >= self.patience:
                     raise RunFailed(f"{self.address}: cannot be reached: {text}") from None
-                if time.monotonic() - said >= SAY_EVERY:
-                    said = time.monotonic()
-                    self.say(f"waiting for {self.address}, for {waited:.0f} s now, {self.patience:.0f} s at most: {text}")
+                self.waiting.on(f"{self.address}, which cannot be reached", self.patience, SAY_AFTER)
                 time.sleep(PAUSE)
 
     @property

@@ -22,6 +22,7 @@ class SiteSettings(Settings):
     rounds_kept: int = Field(
         default=20, ge=1, description="how old a backup of the server may be, in rounds; each keeps one upload on disk"
     )
+    consent: bool = Field(default=True, description="train with a new member only after: orchard site accept")
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'
     )

@@ -86,11 +86,18 @@ class Started:
 class SiteWorker:
     """One site in one run.
 
-    `signed` is the plan as the coordinator signed it; a message with another plan is rejected.
+    `signed` is the plan as the coordinator signed it; a message with another plan is rejected. `agree` raises if the
+    site has not agreed to the members.
     """
 
-    def __init__(self, name: str, settings: Callable[[], SiteSettings], signed: str | None = None) -> None:
-        self.name, self.settings, self.signed = name, settings, signed
+    def __init__(
+        self,
+        name: str,
+        settings: Callable[[], SiteSettings],
+        signed: str | None = None,
+        agree: Callable[[Plan, SiteSettings], None] = lambda plan, settings: None,
+    ) -> None:
+        self.name, self.settings, self.signed, self.agree = name, settings, signed, agree
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
 
@@ -119,7 +126,9 @@ class SiteWorker:
         if self.signed is not None and message.get("plan") != self.signed:
             raise MessageRejected("not the signed plan")
         plan = Plan.from_json(str(message.get("plan")))
-        self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
+        settings = self.settings()
+        self.agree(plan, settings)
+        self.enrolled, self.started = enrolled(plan, self.name, settings), None
         torch.set_num_threads(self.enrolled.settings.threads)
         data, about = self.enrolled.data, self.enrolled.record.about
         moments = data.task.moments(data.clients[0].train.y)
