@@ -53,7 +53,9 @@ def lines(kits: Path, site: str) -> str:
 
 def test_the_members_of_the_day_a_kit_is_made_are_accepted(kits: Path) -> None:
     told(kits, "north", "north", "south")
-    prints = {name: fingerprint_of(certificate_in(kits / name / "startup" / "client.crt")) for name in ("north", "south")}
+    prints = {
+        name: fingerprint_of(certificate_in(kits / name / "startup" / "client.crt")) for name in ("north", "south")
+    }
     assert members_of(kits / "north") == members_of(kits / "ada@example.org") == prints
 
 
@@ -66,7 +68,7 @@ def test_a_site_trains_with_a_new_member_only_after_its_operator_has_accepted_it
     with pytest.raises(MessageRejected, match=NOT_ACCEPTED):
         told(kits, "north", "north", "south", "east")
     assert "orchard site accept" in lines(kits, "north")
-    assert f"takes part, as this site was told on 20" in lines(kits, "north")
+    assert "takes part, as this site was told on 20" in lines(kits, "north")
     assert accept(kits / "north", "east") == fingerprint_of(certificate_in(kits / "east" / "startup" / "client.crt"))
     told(kits, "north", "north", "south", "east")
     assert "accept" not in lines(kits, "north")
@@ -120,7 +122,10 @@ def test_init_says_which_old_certificates_count_and_revoke_ends_that(tmp_path: P
     after = make_kits(consortium, tmp_path / "kits")
     assert (after.old, after.revoked) == ([], [entry])
     assert "south" not in issued(tmp_path / "kits" / "authority")
-    for name, message in (("south", "has no certificate that counts; ada@example.org, hub, north have one"), ("hub", "is the server")):
+    for name, message in (
+        ("south", "has no certificate that counts; ada@example.org, hub, north have one"),
+        ("hub", "is the server"),
+    ):
         with pytest.raises(UserError, match=message):
             revoke(tmp_path / "kits", name)
 

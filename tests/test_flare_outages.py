@@ -12,8 +12,9 @@ from processes import orchard_command
 
 pytest.importorskip("nvflare")
 
-from federation import Federation, digits, ended
+from federation import COORDINATOR, Federation, digits, ended
 from orchard.runs.folder import RunFolder
+from orchard.sites.authority import revoke
 from test_flare_processes import check_same, simulated
 
 
@@ -93,3 +94,43 @@ def test_a_first_round_that_needs_everybody_says_so_and_is_listed(tmp_path: Path
         federation.start("south")
         assert "waiting for south (absent; the first round needs all sites)" in ended(run)
         assert not (tmp_path / "run" / "waiting.json").exists()
+
+
+@pytest.mark.slow
+def test_a_site_joins_with_the_consent_of_the_others(tmp_path: Path) -> None:
+    arrays = digits(3)
+    with Federation(tmp_path, ["north", "south"], arrays[:2]) as federation:
+        federation.start_all()
+        ended(federation.run(rounds=2))
+        federation.join("east", arrays[2])
+        federation.start("east")
+        run = federation.run(rounds=3, out="second")
+        note = tmp_path / "second" / "waiting.json"
+        federation.wait(lambda: note.exists() and "consent of north, south" in note.read_text(), "being asked")
+        for site in ("north", "south"):
+            kit = str(federation.kits / site)
+            checked = orchard_command("site", "check", kit, str(tmp_path / "experiment.toml"), cwd=tmp_path)
+            assert "site: " + site + ", one of 3 of the consortium lungs" in checked.stdout
+            assert f"orchard site accept {kit} east" in checked.stdout
+            assert orchard_command("site", "accept", kit, "east", cwd=tmp_path).returncode == 0
+        assert "waiting for the consent of north, south" in ended(run)
+        check_same(federation, simulated(arrays, rounds=3), "second")
+
+
+@pytest.mark.slow
+def test_a_site_whose_certificate_is_revoked_in_the_middle_of_a_run_does_not_come_in_again(tmp_path: Path) -> None:
+    with Federation(tmp_path, ["north", "south", "east"], digits(3)) as federation:
+        federation.start_all()
+        run = federation.run(rounds=40, deploy={"patience_seconds": 5, "min_sites": 2, "round_seconds": 20})
+        federation.wait(lambda: federation.rounds("east") >= 3, "the third round")
+        revoke(federation.kits, "east")
+        federation.wait(lambda: federation.rounds("north") >= federation.rounds("east") + 2, "two rounds without it")
+        missed = federation.rounds("east")
+        ended(run, 300)
+        result = RunFolder(tmp_path / "run").result()
+        away = [r for r, entry in enumerate(result.rounds) if entry.after_training[2] is None]
+        assert away == list(range(away[0], 40))
+        assert federation.rounds("east") == missed
+        assert result.rounds[away[0]].failures[2].endswith("certificate revoked")
+        status = ended(federation.command("status", "--kit", str(federation.kits / COORDINATOR)))
+        assert [line.split()[1] for line in status.splitlines()] == ["connected", "connected", "absent"]

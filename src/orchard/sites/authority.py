@@ -59,7 +59,9 @@ def revoke(out: Path, name: str) -> tuple[Revoked, list[Path]]:
     if name not in counting:
         raise UserError(f"{name}: has no certificate that counts; {', '.join(sorted(counting))} have one")
     if (out / name / "startup" / "fed_server.json").exists():
-        raise UserError(f"{name}: is the server, which sites know by the authority alone: make new kits in a new folder")
+        raise UserError(
+            f"{name}: is the server, which sites know by the authority alone: make new kits in a new folder"
+        )
     entry = Revoked(name=name, fingerprint=counting[name].fingerprint, day=f"{datetime.now(UTC):%Y-%m-%d}")
     known, _ = revocations(authority)
     text = Revocations(number=known.number + 1, revoked=[*known.revoked, entry]).signed(_key(state))
@@ -74,7 +76,9 @@ def revoke(out: Path, name: str) -> tuple[Revoked, list[Path]]:
 
 def hand_out(out: Path, text: str) -> list[Path]:
     """Write the signed list into the kits of the server and the coordinator; return these."""
-    kits = [file.parents[1] for pattern in ("server", "admin") for file in out.glob(f"[!.]*/startup/fed_{pattern}.json")]
+    kits = [
+        file.parents[1] for pattern in ("server", "admin") for file in out.glob(f"[!.]*/startup/fed_{pattern}.json")
+    ]
     for kit in kits:
         write_durably(kit / "local" / FILE, text)
     return kits

@@ -1,4 +1,4 @@
-"""Who takes part: names with the fingerprints of certificates. A site sends its core to nobody that it has not accepted.
+"""Who takes part: names with fingerprints of certificates. A site trains with nobody whom it has not accepted.
 
 The members of the day a kit is made count as accepted: who takes the kit agrees to them. Each job tells the sites the
 members of the day it is submitted, signed by the coordinator as all of the job is. With somebody new among those of a
@@ -17,7 +17,7 @@ from orchard.errors import UserError
 from orchard.runs.files import write_durably
 from orchard.sites.plan import NAME
 from orchard.sites.revocation import FILE as REVOKED
-from orchard.sites.revocation import FINGERPRINT, Revocations, newest
+from orchard.sites.revocation import FINGERPRINT, newest
 from orchard.sites.settings import SiteSettings, load_site
 
 log = logging.getLogger(__name__)

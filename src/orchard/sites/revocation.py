@@ -41,7 +41,7 @@ class Revocations(Settings):
     """All certificates that were revoked; `number` grows with each list."""
 
     number: int = Field(default=0, ge=0)
-    revoked: list[Revoked] = []
+    revoked: list[Revoked] = Field(default=[])
 
     def __contains__(self, fingerprint: object) -> bool:
         return any(entry.fingerprint == fingerprint for entry in self.revoked)
@@ -65,7 +65,8 @@ class Revocations(Settings):
         try:
             content: Mapping[str, Any] = json.loads(text)
             said, signature = str(content["list"]), base64.b64decode(content["signature"], validate=True)
-            assert isinstance(key, RSAPublicKey)
+            if not isinstance(key, RSAPublicKey):
+                raise TypeError
             key.verify(signature, PURPOSE + said.encode(), _padding(), SHA256())
             return cls.model_validate_json(said)
         except (ValueError, KeyError, TypeError, RecursionError, InvalidSignature, ValidationError):
@@ -99,7 +100,7 @@ def authority_of(kit: Path) -> "x509.Certificate":
 
 
 def newest(kit: Path, files: Iterable[Path]) -> tuple[Revocations, str]:
-    """Return the newest list among some files, and its text; an empty one if there is none. Raise if one is not valid."""
+    """Return the newest list among some files, and its text; an empty one if there is none. Raise if one is forged."""
     best, text = Revocations(), ""
     for file in files:
         if file.is_file():

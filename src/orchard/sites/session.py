@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import orchard
 
@@ -52,7 +52,7 @@ class Session:
 
     def __init__(self, kit: Path, user: str) -> None:
         path = [str(Path(orchard.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603  (this very program)
             [sys.executable, "-P", "-m", __name__, str(kit.resolve()), user],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -62,13 +62,13 @@ class Session:
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C is for the process that uses it
         )
+        self._commands, self._lines = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
         self._answers: queue.Queue[str] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._lines:
             self._answers.put(line)
         self._answers.put("")
 
@@ -89,9 +89,8 @@ class Session:
         return answer["answer"]
 
     def _send(self, name: str, arguments: tuple[object, ...]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self._process.stdin.flush()
+        self._commands.write(json.dumps([name, arguments]) + "\n")
+        self._commands.flush()
 
     def close(self, seconds: float = GOODBYE) -> None:
         """Log out, if that takes no longer than some seconds; end the process in any case."""
@@ -101,10 +100,9 @@ class Session:
         self._process.kill()
         self._process.wait()
         self._listener.join(GOODBYE)
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._commands, self._lines):
             with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+                pipe.close()
 
 
 # --- In the process of its own ---
