@@ -94,7 +94,7 @@ class Session:
 
     def close(self, seconds: float = GOODBYE) -> None:
         """Log out, if that takes no longer than some seconds; end the process in any case."""
-        with suppress(OSError, subprocess.TimeoutExpired):
+        with suppress(OSError, ValueError, subprocess.TimeoutExpired):
             self._send("close", ())
             self._process.wait(seconds)
         self._process.kill()
