@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,9 @@ def test_a_token_is_good_as_long_as_the_certificate_that_it_was_given_for(kits: 
     for token in ("token of south", "one from before the server was started anew"):
         assert not Door(kits / "hub").may_stay("south", token)
     assert door.may_stay("north", "token of north")
+    with ThreadPoolExecutor(8) as threads:  # as when a server has been started anew
+        list(threads.map(lambda k: door.admit(f"site {k}", "token"), range(32)))
+    assert len(door._admitted()) == 34
     door.shown["south"] = "11"  # a new certificate
     door.admit("south", "new token")
     assert door.may_stay("south", "new token")

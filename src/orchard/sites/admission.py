@@ -7,6 +7,7 @@ registers, and at every heartbeat. If a list cannot be read, nobody is let in.
 
 import hashlib
 import json
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Door:
     def __init__(self, kit: Path) -> None:
         self.kit = kit
         self.file = storage_of(kit) / ADMITTED
+        self.lock = threading.Lock()
         self.shown: dict[str, str] = {}
         """The certificate that each party showed last, by name."""
 
@@ -71,7 +73,8 @@ class Door:
 
     def admit(self, name: str, token: str) -> None:
         """Remember with which certificate a party got its token."""
-        write_durably(self.file, json.dumps({**self._admitted(), name: [_hash(token), self.shown.get(name, "")]}))
+        with self.lock, suppress(OSError):  # several come at once; with a full disk they come in all the same
+            write_durably(self.file, json.dumps({**self._admitted(), name: [_hash(token), self.shown.get(name, "")]}))
 
     def may_stay(self, name: str, token: str) -> bool:
         """Tell whether a party's token is still good; one that nobody knows is not if a certificate was revoked."""
