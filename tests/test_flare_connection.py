@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+import orchard
+from helpers import small_arrays
 from orchard.cli.display import print_runs
 from orchard.errors import RunFailed, UserError
 from orchard.experiment import RunOptions
@@ -150,3 +152,11 @@ def test_a_run_that_waits_for_its_first_round_is_listed(tmp_path: Path, capsys: 
     assert "0/5" in listed
     assert "sites-1 waits for east (absent; the first round needs all sites)\n" in listed
     assert "running" in capsys.readouterr().out
+
+
+def test_a_run_on_separate_machines_is_not_resumed_as_a_simulation(tmp_path: Path) -> None:
+    plan = small_plan()
+    RunFolder(tmp_path).write_experiment(plan.experiment, RunOptions())
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    with pytest.raises(UserError, match="is a run on separate machines: see orchard deploy attach"):
+        orchard.resume(tmp_path, small_arrays())

@@ -78,9 +78,9 @@ def run(
     """Run an experiment on the sites and follow it; Ctrl-C leaves it running."""
     import secrets
 
+    from orchard.sites.commands import begin
     from orchard.sites.consortium import consortium_of
     from orchard.sites.plan import make_plan
-    from orchard.sites.supervision import begin
 
     sites = consortium_of(kit).sites
     name = f"sites-{secrets.token_hex(4)}"
@@ -92,7 +92,7 @@ def run(
 @deploy_app.command("attach")
 def attach_to(run: Run, kit: LaterKit = None, quiet: Quiet = False) -> None:
     """Follow a run again; resume it if it was stopped or given up."""
-    from orchard.sites.supervision import attach
+    from orchard.sites.commands import attach
 
     _followed(run, quiet, lambda say: attach(run, kit, say))
 
@@ -100,8 +100,8 @@ def attach_to(run: Run, kit: LaterKit = None, quiet: Quiet = False) -> None:
 @deploy_app.command("status")
 def status(kit: Kit) -> None:
     """Show which sites are connected, and how many jobs each is running."""
+    from orchard.sites.commands import site_table
     from orchard.sites.connection import Connection
-    from orchard.sites.supervision import site_table
 
     with Connection(kit, patience=0) as server:
         for site, state, jobs in site_table(server.consortium.sites, server.sites()):
@@ -115,7 +115,7 @@ def stop_run(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the round to end.")] = False,
 ) -> None:
     """Stop a run after its round; `orchard deploy attach` resumes it."""
-    from orchard.sites.supervision import stop
+    from orchard.sites.commands import stop
 
     stop(run, kit, now=now, say=typer.echo)
 
