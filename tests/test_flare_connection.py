@@ -70,7 +70,7 @@ def test_what_cannot_be_reached_is_tried_again_as_long_as_patience_lasts(
     deaf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("orchard.sites.connection.LIMIT", 0.2)
+    monkeypatch.setattr("orchard.sites.connection.START_LIMIT", 0.0)
     monkeypatch.setattr("orchard.sites.connection.PAUSE", 0.01)
     monkeypatch.setattr("orchard.sites.connection.SAY_AFTER", 0.0)
     with Connection(deaf, patience=0.5, waiting=Waiting(said.append)) as server:
