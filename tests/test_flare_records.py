@@ -96,6 +96,37 @@ def test_a_server_restored_from_an_old_backup_gives_what_it_would_have_given(met
     assert all(first == other for first, *others in again.values() for other in others)  # nobody is told more
 
 
+def test_a_restored_run_goes_on_where_other_sites_are_there_than_were_then(tmp_path: Path) -> None:
+    plan = small_plan(rounds=7, agreement={"min_sites": 2})
+    consortium = Consortium(tmp_path)
+    consortium.run(plan, stop_after=1)
+    shutil.copytree(tmp_path / "server", tmp_path / "backup")
+    consortium.run(plan, stop_after=4, present=["north", "south", "east"])
+    shutil.rmtree(tmp_path / "server")
+    shutil.copytree(tmp_path / "backup", tmp_path / "server")
+    result = consortium.run(plan, present=["south", "east", "west"])
+    assert [set(entry.failures) for entry in result.rounds] == [set(), *[{0}] * 6]
+    assert consortium.record("west")["rounds"] == consortium.record("east")["rounds"] == 8
+
+
+def test_whatever_a_server_sends_for_a_round_that_is_past_the_answer_is_the_same(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    asked: dict[int, Message] = {}
+    handle = consortium.workers["north"].handle
+
+    def watch(message: Message) -> Message:
+        if message["what"] == "round":
+            asked[message["round"]] = message
+        return handle(message)
+
+    consortium.workers["north"].handle = watch  # type: ignore[method-assign]
+    seen = answers_of(consortium)
+    consortium.run(small_plan(rounds=6), stop_after=5)
+    for round in range(5):
+        other = {**asked[round], "vectors": asked[(round + 1) % 5]["vectors"]}
+        assert handle(other) == seen["north", round][0]
+
+
 def test_a_server_that_lost_its_storage_begins_anew_and_sites_lose_nothing(tmp_path: Path) -> None:
     together = orchard.run(small_experiment(rounds=6), small_arrays())
     consortium = Consortium(tmp_path)
