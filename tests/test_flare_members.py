@@ -17,7 +17,7 @@ from orchard.sites.consortium import Consortium
 from orchard.sites.job import write_job
 from orchard.sites.members import NOT_ACCEPTED, accept, check_members, described, members_of
 from orchard.sites.provision import make_kits
-from orchard.sites.revocation import Revocations, at_server, authority_of, certificate_in, fingerprint_of, take_over
+from orchard.sites.revocation import Revocations, at_server, authority_of, certificate_in, fingerprint_of, keep_newest
 from orchard.sites.settings import load_site
 from sites import small_plan
 
@@ -147,7 +147,7 @@ def test_only_the_authority_writes_the_list_and_an_older_one_replaces_no_newer(k
     (kits / "hub" / "local" / "revoked.json").unlink()
     for text in (second, first):
         (tmp_path / "brought.json").write_text(text)
-        take_over(tmp_path / "brought.json", kits / "hub")
+        keep_newest(tmp_path / "storage" / "lungs" / "revoked.json", [tmp_path / "brought.json"], kits / "hub")
     assert at_server(kits / "hub").number == 2
 
 
