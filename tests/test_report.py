@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchard.cli import app
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
 from orchard.report.story import overview, story
 from orchard.report.views import Content, Values
 from orchard.runs.comparison import Spread
@@ -16,7 +16,8 @@ from synthetic import SyntheticRun
 
 
 def shown(*runs: Path, live: bool = False) -> Content:
-    return content_of([RunFolder(run) for run in runs], live=live)
+    (content,) = contents_of([RunFolder(run) for run in runs], live=live)
+    return content
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,30 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(seeded: list[Path], tmp_path
     assert note in file.read_text("utf-8")
     made = CliRunner().invoke(app, ["figures", str(tmp_path), "-o", str(tmp_path / "drawn")], catch_exceptions=False)
     assert (made.exit_code, made.stderr) == (0, f"left out: {note}\n")
+
+
+# --- Runs on different data ---
+
+
+def test_runs_on_other_data_stand_apart_the_most_runs_first(tmp_path: Path) -> None:
+    other = SyntheticRun(tmp_path / "a", names=["up", "down"]).finish()
+    runs = [SyntheticRun(tmp_path / m, m).finish() for m in ("separate", "ditto")]
+    failed = SyntheticRun(tmp_path / "failed", "fedprox", names=["up", "down"]).run(3)
+    failed.folder.write_failed(failed.result, "out of memory")
+    contents = contents_of([RunFolder(run) for run in (other, *runs, failed.folder.path)])
+    assert [[view.label for view in content.methods] for content in contents] == [["separate", "ditto"], ["apple"]]
+    assert [content.title for content in contents] == [
+        "digits, iid split, 4 silos with 750 samples",
+        "digits, iid split, 2 silos with 357 samples",
+    ]
+    assert all(content.left_out == [f"{failed.folder.path}: the run failed"] for content in contents)
+
+
+def test_figures_of_runs_on_other_data_are_in_folders_of_their_own(tmp_path: Path) -> None:
+    for name, dataset in (("one", "digits"), ("two", "mnist")):
+        SyntheticRun(tmp_path / "runs" / name, "ditto", dataset=dataset).finish()
+    drawn = tmp_path / "drawn"
+    CliRunner().invoke(app, ["figures", str(tmp_path / "runs"), "-o", str(drawn)], catch_exceptions=False)
+    assert {str(file.relative_to(drawn)) for file in drawn.rglob("*.pdf")} == {
+        f"{data}-iid-split/{name}.pdf" for data in ("digits", "mnist") for name in ("convergence", "clients", "data")
+    }

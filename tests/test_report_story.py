@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchard.errors import UserError
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
 from orchard.report.page import page, page_data
 from orchard.report.ranking import gain_in_cases, intervals, ranking
 from orchard.report.story import overview, story
@@ -20,7 +20,8 @@ from synthetic import SyntheticRun
 
 
 def shown(*runs: Path, live: bool = False) -> Content:
-    return content_of([RunFolder(run) for run in runs], live=live)
+    (content,) = contents_of([RunFolder(run) for run in runs], live=live)
+    return content
 
 
 @pytest.fixture(scope="module")

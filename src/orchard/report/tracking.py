@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from orchard.errors import Stopped, UserError
 from orchard.experiment import Experiment
 from orchard.report.command import flat
-from orchard.report.content import content_of
-from orchard.report.page import page, page_data
+from orchard.report.content import contents_of
+from orchard.report.page import whole_page
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result, mean_over_clients
 
@@ -114,7 +114,7 @@ class RunTracker:
         for name in FILES:
             if (folder.path / name).is_file():
                 self.client.log_artifact(self.run, str(folder.path / name))
-        self.client.log_text(self.run, page(page_data(content_of([folder], live=True))), "report.html")
+        self.client.log_text(self.run, whole_page(contents_of([folder], live=True)), "report.html")
 
 
 def _client(uri: str) -> "MlflowClient":
