@@ -10,7 +10,7 @@ import orchard
 from helpers import method, small_arrays, small_run
 from orchard.report.content import contents_of
 from orchard.report.views import together
-from orchard.runs.by_class import read_by_class
+from orchard.runs.by_class import Rows, read_by_class
 from orchard.runs.folder import RunFolder
 from task_data import SETTINGS, task_arrays
 
@@ -78,7 +78,8 @@ def test_what_does_not_fit_the_run_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_seeds_together() -> None:
-    one, other = [[0, 0, 3], [0, 1, 1]], [[0, 0, 2], [1, 1, 4]]
+    one: Rows = [[0, 0, 3], [0, 1, 1]]
+    other: Rows = [[0, 0, 2], [1, 1, 4]]
     assert together([[one, None], [other, one]], summed=True) == [[[0, 0, 5], [0, 1, 1], [1, 1, 4]], None]
     assert together([[[[7, 0.5, None]]], [[[7, 0.75, 0.5]]]], summed=False) == [[[7, 0.625, None]]]
     assert together([[one], None], summed=True) is None

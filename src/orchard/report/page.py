@@ -44,12 +44,12 @@ SCRIPTS = (
 )
 
 
-def write_report(runs: Sequence[Path], output: Path) -> list[str]:
+def write_report(runs: Sequence[Path | str], output: Path | str) -> list[str]:
     """Write the page of these runs, or of those in folders of runs; return which are not shown, and why."""
-    contents = contents_of([RunFolder(run) for run in found_runs(runs)])
+    contents = contents_of([RunFolder(run) for run in found_runs(list(map(Path, runs)))])
     text = whole_page(contents)
     try:
-        output.write_text(text, "utf-8")
+        Path(output).write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     return contents[0].left_out

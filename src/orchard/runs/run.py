@@ -67,6 +67,9 @@ def define(
     experiment: Experiment | None, data: Data | None, settings: Mapping[str, Any]
 ) -> tuple[Experiment, RunOptions, Data | None]:
     """Return the checked experiment and options, and the data; the number of clients is theirs unless it is given."""
+    if experiment is not None and not isinstance(experiment, Experiment):
+        kind = type(experiment).__name__
+        raise UserError(f"experiment: expected an Experiment, not {kind}; orchard.load_experiment(path) reads a file")
     values = {**(experiment.given() if experiment else {}), **settings}
     if data is None or isinstance(data, FederatedData):
         return *definition_of(values), data
@@ -192,6 +195,7 @@ def _finished(
         done = f"stopped after round {run.done} of {run.experiment.rounds}"
         raise Stopped(f"{done}; {folder.resume_hint()}" if folder else done)
     if folder:
+        run.result.folder = folder.path
         with folder.on_disk():
             write_by_class(folder, run.result, data.clients)
     run.result.models = _last_models(folder, run.result) if folder else list(run.engine.models())
