@@ -132,9 +132,11 @@ class RunFolder:
         try:
             names = {field.name for field in fields(DataDistribution)}
             distribution = DataDistribution(**{name: known[name] for name in known if name in names})
-            return Result.of(experiment, distribution, known["initial_diagnostics"])
+            result = Result.of(experiment, distribution, known["initial_diagnostics"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.path / 'federation.json'}: is damaged: {error!r}") from None
+        result.folder = self.path
+        return result
 
     def must_have_checkpoint(self) -> bool:
         """Tell whether the run got far enough to have written a checkpoint."""
