@@ -6,6 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tomli_w
+
+from processes import orchard_command
 
 pytest.importorskip("nvflare")
 
@@ -172,3 +175,20 @@ def test_a_token_is_good_as_long_as_the_certificate_that_it_was_given_for(kits: 
     assert not door.may_stay("south", "token of south")
     (kits / "hub" / "local" / "revoked.json").write_text("cut off")
     assert not door.may_stay("north", "token of north")
+
+
+def test_the_commands_say_which_certificates_count(tmp_path: Path) -> None:
+    def init(*sites: str) -> str:
+        values = {**PARTIES, "storage": str(tmp_path / "storage"), "sites": list(sites)}
+        (tmp_path / "consortium.toml").write_text(tomli_w.dumps(values))
+        return orchard_command("deploy", "init", "consortium.toml", cwd=tmp_path).stdout
+
+    assert "counts until" not in init("north", "south")
+    assert "revoke it with: orchard deploy revoke south -o kits" in init("north")
+    done = orchard_command("deploy", "revoke", "south", cwd=tmp_path)
+    assert "written: kits/hub/local/revoked.json" in done.stdout
+    again = init("north")
+    assert "counts until" not in again
+    assert "was revoked on 20" in again
+    refused = orchard_command("deploy", "revoke", "south", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("has no certificate that counts")) == (2, 1)
