@@ -1,4 +1,4 @@
-"""Commands for a site: site check, report, export. They need neither the network nor FLARE."""
+"""Commands for a site: site check, report, export, log. They need neither the network nor FLARE."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -49,3 +49,27 @@ def export_site(
     may_replace(to, force=force)
     card = export(site_run(kit, run), to, round)
     typer.echo(f"written: {to}, described in {card}", err=True)
+
+
+@site_app.command("log")
+def log_site(
+    kit: Kit,
+    run: Annotated[str | None, typer.Option("--run", help="Only entries about this run.")] = None,
+    kept: Annotated[
+        str | None, typer.Option("--kept", help="A hash that this command printed earlier: is that entry still there?")
+    ] = None,
+) -> None:
+    """Show what has left this site, and check that no entry was altered, added or removed."""
+    from orchard.sites.settings import load_site
+    from orchard.sites.trail import Trail, shown, verify
+
+    trail = Trail(load_site(kit).records)
+    for line, entry in trail.entries():
+        if entry is None:
+            typer.echo(f"line {line}: unfinished, as after a crash")
+        elif run is None or entry["run"] == run:
+            typer.echo(shown(entry))
+    found = verify(trail, kept)
+    if found.kept is not None:
+        typer.echo(f"the hash that you kept is that of entry {found.kept}")
+    typer.echo(f"{found.entries} entries, each as it was written. Keep the last hash elsewhere: {found.head}")

@@ -42,6 +42,7 @@ from orchard.method import Moment
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
+from orchard.sites.trail import Trail
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 
@@ -86,15 +87,33 @@ class Started:
 class SiteWorker:
     """One site in one run.
 
-    `signed` is the plan as the coordinator signed it; a message with another plan is rejected.
+    `signed` is the plan as the coordinator signed it; a message with another plan is rejected. `server` is who gets the
+    answers.
     """
 
-    def __init__(self, name: str, settings: Callable[[], SiteSettings], signed: str | None = None) -> None:
-        self.name, self.settings, self.signed = name, settings, signed
+    def __init__(
+        self, name: str, settings: Callable[[], SiteSettings], signed: str | None = None, server: str = "server"
+    ) -> None:
+        self.name, self.settings, self.signed, self.server = name, settings, signed, server
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
 
     def handle(self, message: Message) -> Message:
+        """Answer a message; what leaves is in the audit trail first."""
+        return self.leaving(self._answer(message), message.get("what"))
+
+    def leaving(self, answer: Message, what: object) -> Message:
+        """Write an answer into the audit trail and return it; if it cannot be written, only a category leaves."""
+        try:
+            known = self.enrolled
+            trail = Trail((known.settings if known else self.settings()).records)
+            trail.write(answer, str(what)[:40], known.plan.run if known else None, self.server)
+        except Exception:
+            log.exception("the audit trail cannot be written")
+            return answer if "failure" in answer else {"site": self.name, "failure": "audit trail not written"}
+        return answer
+
+    def _answer(self, message: Message) -> Message:
         """Answer a message; of an error, report the category only."""
         handlers = {"enrol": self._enrol, "start": self._start, "round": self._round}
         try:
