@@ -102,6 +102,19 @@ class Federation:
                     start_new_session=True,
                 )
 
+    def serve(self, name: str, *around: str) -> None:
+        """Start a party as a service does, with `orchard server start` or `orchard site start`."""
+        kind = "site" if name in self.sites else "server"
+        command = [sys.executable, "-c", "from orchard.cli import main; main()", kind, "start", str(self.kits / name)]
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*around, *command],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,
+            )
+
     def start_all(self, **tampered: str) -> None:
         """Start the server, then the sites."""
         self.start("localhost", **tampered)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_an_entry_says_what_left_when_to_whom_and_for_which_run(tmp_path: Path) 
 
 def test_every_entry_holds_the_hash_of_the_one_before(tmp_path: Path) -> None:
     entries = [json.loads(line) for line in lines(five(tmp_path))]
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in pairwise(entries):
         assert after["previous"] == before["hash"]
     for entry in entries:
         mine = entry.pop("hash")
@@ -154,8 +155,8 @@ def test_what_the_server_received_is_what_the_trail_says(tmp_path: Path) -> None
     assert verify(trail).entries == len(received) == 6
     for entry, message in zip(entries, received, strict=True):
         assert entry["message"].keys() == message.keys()
-        said = {name: about for name, about in entry["message"].get("upload", [])}
-        sent = {name: content for name, content in message.get("upload", [])}
+        said = dict(entry["message"].get("upload", []))
+        sent = dict(message.get("upload", []))
         assert {name: (about["bytes"], about["sha256"]) for name, about in said.items()} == {
             name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in sent.items()
         }

@@ -1,7 +1,6 @@
 """The coordinator's connection to the server. If it is lost, it reconnects: the server may be restarting."""
 
 import io
-import logging
 import shutil
 import tempfile
 import time
@@ -15,6 +14,7 @@ from typing import Any, Self, TypeVar
 from orchard.errors import RunFailed, UserError
 from orchard.sites.consortium import consortium_of
 from orchard.sites.job import RESULTS, TEXTS, TOPIC, write_job
+from orchard.sites.kit import need_flare
 from orchard.sites.plan import Plan
 
 T = TypeVar("T")
@@ -185,15 +185,6 @@ class Connection:
 def _is_progress(answer: dict[str, Any]) -> bool:
     kinds = {"files": dict, "lines": list, "out": list}
     return all(isinstance(answer.get(name), kind) for name, kind in kinds.items())
-
-
-def need_flare() -> None:
-    """Raise if FLARE is not installed; silence its log, which is meant for its developers."""
-    try:
-        import nvflare  # noqa: F401
-    except ImportError:
-        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'") from None
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
 
 
 def printable(text: str) -> str:

@@ -28,10 +28,10 @@ from orchard.errors import RunFailed
 from orchard.runs.files import to_json
 from orchard.runs.result import Result
 from orchard.sites.coordinator import coordinate, engine_for
-from orchard.sites.job import HEADER, MESSAGE, PARCELS, PRESENT, RESULTS, TASK, TEXTS, TOPIC
+from orchard.sites.job import HEADER, MESSAGE, PARCELS, PRESENT, RESULTS, STATISTICS, TASK, TEXTS, TOPIC
+from orchard.sites.kit import SERVER
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
-from orchard.sites.provision import SERVER
 
 LOOK = 0.05
 """Seconds between checks for answers."""
@@ -83,7 +83,10 @@ class RunController(Controller):  # type: ignore[misc]
 
         try:
             self.engine = engine_for(self.plan, self.present, carry)
-            coordinate(self.plan, self.folder, self.engine, self._follow, self.pausing.is_set)
+            if self.plan.purpose == "statistics":
+                self._leave_statistics(self.engine)
+            else:
+                coordinate(self.plan, self.folder, self.engine, self._follow, self.pausing.is_set)
         except Exception as error:
             self._leave_results(f"{type(error).__name__}: {error}" if not isinstance(error, RunFailed) else str(error))
             raise
@@ -197,6 +200,11 @@ class RunController(Controller):  # type: ignore[misc]
     def _texts(self) -> dict[str, str]:
         found = {name: self.folder / name for name in HEADER}
         return {name: file.read_text("utf-8") for name, file in found.items() if file.is_file()}
+
+    def _leave_statistics(self, engine: FlareEngine) -> None:
+        told = {site: found.model_dump(mode="json") for site, found in engine.statistics().items()}
+        self.results.mkdir(parents=True, exist_ok=True)
+        (self.results / STATISTICS).write_text(to_json({"sites": told, "reasons": engine.reasons}), "utf-8")
 
     def _leave_results(self, error: str) -> None:
         """Copy the files that the coordinator may read to where FLARE lets it download them."""

@@ -1,9 +1,11 @@
-"""Startup kits: their format, and the only two classes that a job may use."""
+"""Startup kits: their format, the only two classes that a job may use, and what a server's processes need."""
 
 import json
+import logging
 from pathlib import Path
 
 from orchard import __version__
+from orchard.errors import UserError
 from orchard.runs.files import check_format
 
 FORMAT = 2
@@ -12,6 +14,23 @@ CONTROLLER = "orchard.sites.controller.RunController"
 """What FLARE runs at the server."""
 EXECUTOR = "orchard.sites.executor.SiteExecutor"
 """What FLARE runs at a site."""
+SERVER = "local/server.toml"
+"""Where the kit of a server says where its storage is."""
+HEARTBEATS = 60
+"""Seconds without a heartbeat after which a site counts as gone."""
+CHUNK = 2**19
+"""Bytes per chunk of a message. Even a short message takes a whole chunk of memory."""
+SERVER_ENVIRONMENT = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": str(HEARTBEATS // 2),
+    "MALLOC_MMAP_THRESHOLD_": str(2 * CHUNK),
+    "MALLOC_TRIM_THRESHOLD_": str(32 * CHUNK),
+    "MALLOC_ARENA_MAX": "2",
+}
+"""Variables of a server's processes: they shorten the wait for a lost site, and tune malloc for messages.
+
+Models are above the mmap threshold, so their memory goes back to the system at once. The chunks that they are sent in
+are below it and stay with the process: requesting them again each time would take most of a round.
+"""
 
 
 def mark_kit(kit: Path) -> None:
@@ -27,3 +46,12 @@ def check_kit(kit: Path) -> None:
         except (OSError, ValueError, AttributeError):
             found = None
         check_format(found, FORMAT, "startup kit (made by: orchard deploy init)", kit)
+
+
+def need_flare() -> None:
+    """Raise if FLARE is not installed; silence its log, which is meant for its developers."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'") from None
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)

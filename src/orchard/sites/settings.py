@@ -22,6 +22,9 @@ class SiteSettings(Settings):
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'
     )
+    statistics: bool = Field(
+        default=False, description="whether the coordinator may ask for statistics before training"
+    )
 
 
 def load_site(kit: Path) -> SiteSettings:
@@ -29,7 +32,7 @@ def load_site(kit: Path) -> SiteSettings:
     file = kit / FILE
     check_kit(kit)
     settings = validated(SiteSettings, read_toml(file), f"{file}: ")
-    home = kit.resolve()
+    home = file.resolve().parents[1]  # FLARE sees the kit through links: see `party.py`
     places = {"data": home / settings.data, "records": (home / settings.records).resolve()}
     if places["records"].is_relative_to(home):
         raise UserError(

@@ -1,8 +1,8 @@
 """A site's audit trail: an entry for every message, on the disk before the message leaves.
 
 The file is only ever appended to, one JSON object a line. An entry holds the message as it is, but for vectors, of
-which it holds length and SHA-256; its own hash; and the hash of the entry before it. So whoever changes, adds or removes
-an entry must write all later ones anew, and even that shows to whoever has kept a later hash.
+which it holds length and SHA-256; its own hash; and the hash of the entry before it. So whoever changes, adds or
+removes an entry must write all later ones anew, and even that shows to whoever has kept a later hash.
 """
 
 import hashlib

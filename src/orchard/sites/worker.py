@@ -42,6 +42,7 @@ from orchard.method import Moment
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
+from orchard.sites.statistics import allowed_statistics
 from orchard.sites.trail import Trail
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
@@ -115,7 +116,7 @@ class SiteWorker:
 
     def _answer(self, message: Message) -> Message:
         """Answer a message; of an error, report the category only."""
-        handlers = {"enrol": self._enrol, "start": self._start, "round": self._round}
+        handlers = {"enrol": self._enrol, "start": self._start, "round": self._round, "statistics": self._statistics}
         try:
             handler = handlers.get(message.get("what", ""))
             if handler is None:
@@ -131,13 +132,24 @@ class SiteWorker:
 
     # --- Messages ---
 
-    def _enrol(self, message: Message) -> Message:
+    def _plan(self, message: Message, purpose: str) -> Plan:
+        """Return the plan in a message; raise unless it is the signed one, and for this purpose."""
         if version_of(message) != __version__:
             log.error("the server runs Orchard %s, this site %s", version_of(message), __version__)
             raise MessageRejected("other version of orchard")
         if self.signed is not None and message.get("plan") != self.signed:
             raise MessageRejected("not the signed plan")
         plan = Plan.from_json(str(message.get("plan")))
+        if plan.purpose != purpose:
+            raise MessageRejected("not what the plan is for")
+        return plan
+
+    def _statistics(self, message: Message) -> Message:
+        told = allowed_statistics(self._plan(message, "statistics"), self.name, self.settings())
+        return {"orchard": __version__, "statistics": told.model_dump(mode="json")}
+
+    def _enrol(self, message: Message) -> Message:
+        plan = self._plan(message, "training")
         self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
         torch.set_num_threads(self.enrolled.settings.threads)
         data, about = self.enrolled.data, self.enrolled.record.about
