@@ -144,7 +144,8 @@ def shown(entry: Entry) -> str:
     vectors = [f"{name} ({size:,} bytes, sha256 {digest[:SHOWN]})" for name, size, digest in _vectors(message)]
     figures = [key for key, value in message.items() if key not in ("site", "round") and _is_figure(value)]
     failure = [f"failure: {message['failure']}"] if "failure" in message else []
-    about = entry["what"] + (f" {message['round'] + 1}" if isinstance(message.get("round"), int) else "")
+    is_round = entry["what"] == "round" and isinstance(message.get("round"), int)
+    about = f"round {message['round'] + 1}" if is_round else entry["what"]
     left = ", ".join([*vectors, *(failure or figures)]) or "nothing but its name"
     words = [str(entry["entry"]), entry["time"], entry["run"] or "-", about, f"{entry['bytes']:,} bytes"]
     return readable("  ".join([*words, f"to {entry['to']}: {left}"]))
