@@ -55,7 +55,7 @@ class Federation:
     ) -> None:
         self.home, self.sites = home, list(sites)
         self.kits = home / "kits"
-        port = _free_port()
+        port = free_port()
         storage = str(home / "storage")
         parties = {"server": "localhost", "port": port, "coordinator": COORDINATOR, "sites": self.sites}
         self.consortium = Consortium.model_validate({"name": "lungs", **parties, "storage": storage, **consortium})
@@ -191,7 +191,8 @@ def ended(command: "subprocess.Popen[str]", seconds: float = 150) -> str:
     return said
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port: int = probe.getsockname()[1]

@@ -19,7 +19,7 @@ from orchard.sites.trail import Trail, verify
 
 pytest.importorskip("nvflare")
 
-from federation import COORDINATOR, Federation, digits, ended
+from federation import COORDINATOR, Federation, digits, ended, free_port
 from orchard.sites.kit import mark_kit
 from orchard.sites.party import Party, party_of
 from orchard.sites.service import STATE, health, start, stop
@@ -184,6 +184,62 @@ def test_services_run_without_rights_and_write_one_volume(home: Path) -> None:
             assert health(one) == (False, "is not running")
         theirs = {path.name for name in volumes for path in (federation.kits / name).rglob("*") if path.is_file()}
         assert not theirs & {"log.txt", "audit.log", "pid.fl"}
+
+
+NGINX = """
+load_module modules/ngx_stream_module.so;
+daemon off;
+pid {home}/nginx.pid;
+error_log {home}/nginx.log;
+events {{}}
+stream {{
+    map $ssl_preread_server_name $upstream {{ localhost 127.0.0.1:{inside}; default 127.0.0.1:1; }}
+    server {{ listen {outside}; ssl_preread on; proxy_pass $upstream; }}
+    server {{
+        listen {inspected} ssl;
+        ssl_certificate {home}/proxy.crt;
+        ssl_certificate_key {home}/proxy.key;
+        proxy_pass 127.0.0.1:{inside};
+        proxy_ssl on;
+    }}
+}}
+"""
+
+
+@pytest.mark.slow
+def test_a_proxy_may_pass_tls_on_and_not_end_it(tmp_path: Path) -> None:
+    """North goes through a proxy that reads the name and passes all on; south through one that inspects."""
+    if not shutil.which("nginx") or not shutil.which("openssl"):
+        pytest.skip("needs nginx and openssl")
+    with Federation(tmp_path, ["north", "south"], digits(2)) as federation:
+        outside, inside, inspected = federation.consortium.port, free_port(), free_port()
+        _replace(federation.kits / "localhost" / "startup" / "fed_server.json", outside, inside)
+        _replace(federation.kits / "south" / "startup" / "fed_client.json", outside, inspected)
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+        files = ["-keyout", str(tmp_path / "proxy.key"), "-out", str(tmp_path / "proxy.crt")]
+        subprocess.run([*made, *files], check=True, capture_output=True)
+        config = tmp_path / "nginx.conf"
+        config.write_text(NGINX.format(home=tmp_path, outside=outside, inside=inside, inspected=inspected))
+        proxy = subprocess.Popen(["nginx", "-c", str(config)])
+        try:
+            for name in ("localhost", "north", "south"):
+                federation.serve(name)
+            north, south = (party_of(federation.kits / site, "site") for site in federation.sites)
+            federation.wait(lambda: health(north)[0], "north to be well")
+            federation.wait(lambda: "CERTIFICATE_VERIFY_FAILED" in federation.log("south"), "south to refuse the proxy")
+            status = ended(federation.command("status", "--kit", str(federation.kits / COORDINATOR)))
+            assert [line.split()[1] for line in status.splitlines()] == ["connected", "absent"]
+            assert not health(south)[0]
+        finally:
+            for name in ("north", "south", "localhost"):
+                federation.processes[name].terminate()
+                federation.processes[name].wait(60)
+            proxy.terminate()
+            proxy.wait(10)
+
+
+def _replace(file: Path, old: int, new: int) -> None:
+    file.write_text(file.read_text().replace(str(old), str(new)))
 
 
 def _experiment(home: Path) -> Path:

@@ -19,7 +19,7 @@ from orchard.sites.consortium import Consortium as Agreed
 from orchard.sites.coordinator import engine_for
 from orchard.sites.kit import mark_kit
 from orchard.sites.plan import Plan
-from orchard.sites.statistics import comparison, misfits, read_told
+from orchard.sites.statistics import comparison, misfits, read_told, rehearsed
 from orchard.sites.trail import Trail
 from orchard.tasks.regression import Regression
 from processes import orchard_command
@@ -198,6 +198,15 @@ def test_the_same_data_give_the_same_answer_and_changed_data_none(tmp_path: Path
     assert set(asked(federation, stats_plan())[0]) == set(SITES)
 
 
+def test_what_cannot_be_told_does_not_bind_the_site(tmp_path: Path) -> None:
+    federation = allowed(tmp_path, "north")
+    held = federation.settings["north"].data.read_bytes()
+    federation.settings["north"].data.write_bytes(b"no array")
+    assert asked(federation, stats_plan())[1]["north"] == "refused by the site"
+    federation.settings["north"].data.write_bytes(held)
+    assert set(asked(federation, stats_plan())[0]) == {"north"}
+
+
 def test_a_plan_is_for_one_purpose(tmp_path: Path) -> None:
     federation = allowed(tmp_path, *SITES)
     assert set(asked(federation, small_plan())[1].values()) == {"not what the plan is for"}
@@ -313,3 +322,9 @@ def test_a_site_sees_before_what_it_would_tell(tmp_path: Path) -> None:
         "It tells nothing of this unless its site.toml says: statistics = true",
     ]
     assert not (tmp_path / "north" / "records").exists()
+    (kit / "local" / "site.toml").write_text(
+        'data = "../north/data.npz"\nrecords = "../north/records"\nstatistics = true\n'
+    )
+    assert len(list(rehearsed(kit, experiment))) == 6
+    (tmp_path / "north" / "records" / "statistics.json").write_text('{"data": "of last year"}')
+    assert "its data have changed since it told" in list(rehearsed(kit, experiment))[-1]

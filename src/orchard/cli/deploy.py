@@ -74,7 +74,7 @@ def stats(
     """Ask the sites for counts and means of their data, and say what does not fit together, before training."""
     from orchard.sites.statistics import ask, comparison
 
-    _, told, reasons = ask(experiment, kit)
+    told, reasons = ask(experiment, kit, lambda text: typer.echo(text, err=True))
     for line in comparison(told, reasons):
         typer.echo(line)
 

@@ -56,6 +56,8 @@ class _Service:
     stopping: threading.Event = field(default_factory=threading.Event)
     children: set[psutil.Process] = field(default_factory=set)
     deaths: list[float] = field(default_factory=list)
+    before: set[Any] = field(default_factory=set)
+    """The connections that the last look has found."""
     contact: float | None = None
     """When the party was last seen connected, or the server ready."""
 
@@ -81,23 +83,27 @@ class _Service:
             command, cwd=self.party.home, env=environment, start_new_session=True
         )
         self.say(f"{self.party.name}: started, process {flare.pid}; logs are in {self.party.home}")
+        known = psutil.Process(flare.pid)
         try:
             while flare.poll() is None and not self.stopping.wait(POLL):
-                self._look(flare)
+                self._look(known)
             return flare.returncode
         finally:
             _end({*self.children, *_left_behind(self.party)})
             self.children.clear()
             flare.wait()
 
-    def _look(self, flare: "subprocess.Popen[bytes]") -> None:
+    def _look(self, flare: psutil.Process) -> None:
+        """See whether FLARE is connected: what is cut off at once, as by a wrong certificate, does not count."""
         try:
-            self.children |= set(psutil.Process(flare.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
+            self.children |= set(flare.children(recursive=True))
+            peers = _peers(self.party, flare)
+        except psutil.Error:  # it is ending
             return
-        peers = connections(self.party, flare.pid)
-        self.contact = self.contact if peers is None else time.time()
-        self._write(peers)
+        steady, self.before = (peers or set()) & self.before, peers or set()
+        well = peers is not None if self.party.kind == "server" else bool(steady)
+        self.contact = time.time() if well else self.contact
+        self._write(len(steady) if well else None)
 
     def _write(self, peers: int | None) -> None:
         """Leave for others how the party is."""
@@ -105,8 +111,9 @@ class _Service:
         about = {"process": mine.pid, "began": mine.create_time(), "written": time.time()}
         seen = {"connected": peers is not None, "peers": peers or 0, "contact": self.contact}
         new = self.party.home / f".{STATE}.new"
-        new.write_text(json.dumps({**about, **seen}), "utf-8")
-        new.replace(self.party.home / STATE)
+        with suppress(OSError):  # a full disk; what is old says nothing, so whoever asks is told
+            new.write_text(json.dumps({**about, **seen}), "utf-8")
+            new.replace(self.party.home / STATE)
 
     def _died(self, code: int | None) -> None:
         now = time.monotonic()
@@ -137,18 +144,18 @@ def _end(processes: set[psutil.Process]) -> None:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.Error):
         process.send_signal(number)
 
 
-def connections(party: Party, process: int) -> int | None:
-    """Return how many connections a process has to the server's port, or the server's to its own; None if cut off."""
-    mine = [one for one in psutil.net_connections("tcp") if one.pid == process]
-    open_now = [one for one in mine if one.status == psutil.CONN_ESTABLISHED]
+def _peers(party: Party, flare: psutil.Process) -> set[Any] | None:
+    """Return a site's connections to the server's port, or the server's to its own; None if that is not open."""
+    mine = flare.net_connections("tcp")
+    linked = [one for one in mine if one.status == psutil.CONN_ESTABLISHED]
     if party.kind == "site":
-        return len([one for one in open_now if one.raddr and one.raddr.port == party.port]) or None
+        return {(one.laddr, one.raddr) for one in linked if one.raddr.port == party.port}
     listens = any(one.status == psutil.CONN_LISTEN and one.laddr.port == party.port for one in mine)
-    return len([one for one in open_now if one.laddr.port == party.port]) if listens else None
+    return {(one.laddr, one.raddr) for one in linked if one.laddr.port == party.port} if listens else None
 
 
 # --- Asked by others ---

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -47,22 +48,24 @@ def allowed_statistics(plan: Plan, name: str, settings: SiteSettings) -> Statist
         raise MessageRejected("not a site of this run")
     if not settings.statistics:
         raise MessageRejected("statistics not allowed here")
-    _check_unchanged(settings)
-    return statistics(settings.data, name, plan.task, plan.experiment)
-
-
-def _check_unchanged(settings: SiteSettings) -> None:
-    file, now = settings.records / TOLD, fingerprint(settings.data)
-    try:
-        before = json.loads(file.read_text("utf-8")).get("data")
-    except FileNotFoundError:
-        settings.records.mkdir(parents=True, exist_ok=True)
-        write_durably(file, json.dumps({"data": now}))
-        return
-    except (ValueError, AttributeError):
-        before = None
-    if before != now:
+    before, now = _told_about(settings), fingerprint(settings.data)
+    if before not in (None, now):
         raise MessageRejected("data changed since statistics")
+    told = statistics(settings.data, name, plan.task, plan.experiment)
+    if before is None:
+        write_durably(settings.records / TOLD, json.dumps({"data": now}))
+    return told
+
+
+def _told_about(settings: SiteSettings) -> str | None:
+    """Return the fingerprint of the data that this site has told of; None if it has told nothing."""
+    try:
+        settings.records.mkdir(parents=True, exist_ok=True)
+        return str(json.loads((settings.records / TOLD).read_text("utf-8"))["data"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError):
+        return "damaged"  # which is no data's
 
 
 def fingerprint(path: Path) -> str:
@@ -71,7 +74,7 @@ def fingerprint(path: Path) -> str:
     try:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
-                digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+                digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
                 with file.open("rb") as content:
                     for block in iter(lambda content=content: content.read(2**20), b""):  # type: ignore[misc]
                         digest.update(block)
@@ -91,21 +94,18 @@ def rehearsed(kit: Path, experiment: Path) -> Iterator[str]:
     yield from (f"  {line}" for line in told_lines(statistics(settings.data, name, plan.task, plan.experiment)))
     if not settings.statistics:
         yield "It tells nothing of this unless its site.toml says: statistics = true"
-    elif (settings.records / TOLD).exists():
-        try:
-            _check_unchanged(settings)
-        except MessageRejected:
-            yield (
-                "It tells nothing of this: its data have changed since it told, and the difference could tell of "
-                f"single patients. To allow it all the same, delete {settings.records / TOLD}"
-            )
+    elif _told_about(settings) not in (None, fingerprint(settings.data)):
+        yield (
+            "It tells nothing of this: its data have changed since it told, and the difference could tell of single "
+            f"patients. To allow it all the same, delete {settings.records / TOLD}"
+        )
 
 
 # --- At the coordinator ---
 
 
-def ask(experiment: Path, kit: Path) -> tuple[Plan, dict[str, Statistics], dict[str, str]]:
-    """Ask all connected sites; return the plan, what each told, and why others told nothing."""
+def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[str, Statistics], dict[str, str]]:
+    """Ask all connected sites; return what each told, and why others told nothing."""
     with Connection(kit) as server:
         plan = make_plan(experiment, f"stats-{secrets.token_hex(4)}", server.consortium.sites, "statistics")
         there = server.sites()
@@ -113,6 +113,7 @@ def ask(experiment: Path, kit: Path) -> tuple[Plan, dict[str, Statistics], dict[
         if not present:
             raise RunFailed("no site is connected")
         job = server.submit(plan, present)
+        say(f"asked: {', '.join(present)}; the answer takes half a minute, or until a run that is under way has ended")
         try:
             while not (status := server.status(job)).startswith(FINISHED):
                 time.sleep(POLL)
@@ -124,7 +125,7 @@ def ask(experiment: Path, kit: Path) -> tuple[Plan, dict[str, Statistics], dict[
             file = Path(home) / STATISTICS
             if not file.is_file():
                 raise RunFailed(f"the server has no statistics: {error or status}")
-            return plan, *read_told(file.read_text("utf-8"), plan)
+            return read_told(file.read_text("utf-8"), plan)
 
 
 def read_told(text: str, plan: Plan) -> tuple[dict[str, Statistics], dict[str, str]]:
