@@ -79,9 +79,9 @@ class Federation:
             started.wait(10)
 
     def _ours(self) -> list[psutil.Process]:
-        """Return all processes that run in our kits, however they were left behind."""
+        """Return all processes that run in our folders, however they were left behind."""
         running = [p for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
-        return [p for p in running if any(str(self.kits) in word for word in p.info["cmdline"] or [])]
+        return [p for p in running if any(str(self.home) in word for word in p.info["cmdline"] or [])]
 
     # --- Processes ---
 

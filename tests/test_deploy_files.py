@@ -72,7 +72,7 @@ def test_orchard_is_built_from_what_the_image_is_given(tmp_path: Path) -> None:
     given = [line[1:] for line in (ROOT / ".containerignore").read_text().split() if line.startswith("!")]
     for name in given:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
-        copy(ROOT / name, tmp_path / name)  # type: ignore[operator]
+        copy(ROOT / name, tmp_path / name)
     assert "constraints.txt" in given
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -113,8 +113,7 @@ def test_other_classes_are_counted(tmp_path: Path) -> None:
 
 
 def test_no_question_chooses_rows(tmp_path: Path) -> None:
-    arrays = {"x": np.zeros((200, 3), np.float32), "y": np.arange(200) % 4}
-    np.savez(tmp_path / "data.npz", **arrays)
+    np.savez(tmp_path / "data.npz", x=np.zeros((200, 3), np.float32), y=np.arange(200) % 4)
     answers = [
         statistics(
             tmp_path / "data.npz",
