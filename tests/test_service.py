@@ -89,11 +89,15 @@ def test_a_party_that_keeps_dying_is_given_up(party: Party, monkeypatch: pytest.
     monkeypatch.setattr("orchard.sites.service.PAUSE", 0.01)
     monkeypatch.setattr("orchard.sites.service.POLL", 0.01)
     monkeypatch.setattr(Party, "command", lambda self, python: [python, "-c", "raise SystemExit(7)"])
+    party.prepare()
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(party.home)])
     said: list[str] = []
     with pytest.raises(RunFailed, match="ended 5 times within 5 minutes, the last time with code 7"):
         start(party, said.append)
     assert said.count("north: ended with code 7; starting it again") == 4
     assert not (party.home / STATE).exists()
+    assert not psutil.pid_exists(left.pid)  # what a killed service had left behind was ended first
+    left.wait(10)
 
 
 # --- Real processes, that may write nothing but one volume ---

@@ -62,8 +62,8 @@ class _Service:
     """When the party was last seen connected, or the server ready."""
 
     def run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stopping.set())
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, lambda *_: self.stopping.set()) for number in signals}
         try:
             while not self.stopping.is_set():
                 code = self._once()
@@ -71,6 +71,8 @@ class _Service:
                     self._died(code)
         finally:
             (self.party.home / STATE).unlink(missing_ok=True)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         self.say(f"{self.party.name}: stopped")
 
     def _once(self) -> int | None:
