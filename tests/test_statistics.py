@@ -182,6 +182,7 @@ def test_a_site_tells_only_if_it_allows_that(tmp_path: Path) -> None:
     assert reasons == dict.fromkeys(("south", "west"), "statistics not allowed here")
     entries = [entry for _, entry in Trail(federation.settings["north"].records).entries()]
     assert entries[-1] is not None
+    assert (entries[-1]["run"], entries[-1]["what"]) == ("stats", "statistics")
     assert entries[-1]["message"]["statistics"]["classes"] == {"a": 30, "b": 30, "c": 30}
 
 

@@ -98,6 +98,8 @@ class SiteWorker:
         self.name, self.settings, self.signed, self.server = name, settings, signed, server
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
+        self.run: str | None = None
+        """The name of the run that the server has asked for, once its plan is accepted."""
 
     def handle(self, message: Message) -> Message:
         """Answer a message; what leaves is in the audit trail first."""
@@ -106,9 +108,8 @@ class SiteWorker:
     def leaving(self, answer: Message, what: object) -> Message:
         """Write an answer into the audit trail and return it; if it cannot be written, only a category leaves."""
         try:
-            known = self.enrolled
-            trail = Trail((known.settings if known else self.settings()).records)
-            trail.write(answer, str(what)[:40], known.plan.run if known else None, self.server)
+            settings = self.enrolled.settings if self.enrolled else self.settings()
+            Trail(settings.records).write(answer, str(what)[:40], self.run, self.server)
         except Exception:
             log.exception("the audit trail cannot be written")
             return answer if "failure" in answer else {"site": self.name, "failure": "audit trail not written"}
@@ -142,6 +143,7 @@ class SiteWorker:
         plan = Plan.from_json(str(message.get("plan")))
         if plan.purpose != purpose:
             raise MessageRejected("not what the plan is for")
+        self.run = plan.run
         return plan
 
     def _statistics(self, message: Message) -> Message:
