@@ -1,7 +1,9 @@
-"""Startup kits: their format, the only two classes that a job may use, and what a server's processes need."""
+"""Startup kits: their format, the classes that they name, and what a server keeps and its processes need."""
 
 import json
 import logging
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchard import __version__
@@ -14,6 +16,8 @@ CONTROLLER = "orchard.sites.controller.RunController"
 """What FLARE runs at the server."""
 EXECUTOR = "orchard.sites.executor.SiteExecutor"
 """What FLARE runs at a site."""
+ADMISSION = "orchard.sites.admission.Admission"
+"""What FLARE runs at the server besides."""
 SERVER = "local/server.toml"
 """Where the kit of a server says where its storage is."""
 HEARTBEATS = 60
@@ -48,10 +52,18 @@ def check_kit(kit: Path) -> None:
         check_format(found, FORMAT, "startup kit (made by: orchard deploy init)", kit)
 
 
+def true_kit(workspace: Path) -> Path:
+    """Return the kit whose files a folder has links to: see `party.py`. A kit is its own."""
+    return (workspace / FILE).resolve().parents[1]
+
+
+def storage_of(kit: Path) -> Path:
+    """Return the folder in which the server of a kit keeps its runs."""
+    return Path(tomllib.loads((kit / SERVER).read_text("utf-8"))["storage"])
+
+
 def need_flare() -> None:
     """Raise if FLARE is not installed; silence its log, which is meant for its developers."""
-    try:
-        import nvflare  # noqa: F401
-    except ImportError:
-        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'") from None
+    if find_spec("nvflare") is None:
+        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'")
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)

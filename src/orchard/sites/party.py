@@ -5,13 +5,12 @@ storage.
 """
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from orchard.errors import UserError
-from orchard.sites.kit import SERVER, SERVER_ENVIRONMENT, check_kit
+from orchard.sites.kit import SERVER, SERVER_ENVIRONMENT, check_kit, storage_of
 from orchard.sites.settings import load_site
 
 Kind = Literal["site", "server"]
@@ -83,6 +82,6 @@ def party_of(kit: Path, kind: Kind) -> Party:
 
 def _storage(kit: Path) -> Path:
     try:
-        return Path(tomllib.loads((kit / SERVER).read_text("utf-8"))["storage"])
+        return storage_of(kit)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{kit / SERVER}: does not say where the server's storage is: {error}") from None

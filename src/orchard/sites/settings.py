@@ -6,7 +6,7 @@ from pydantic import Field
 
 from orchard.errors import UserError
 from orchard.settings import LaxPath, Settings, read_toml, validated
-from orchard.sites.kit import check_kit
+from orchard.sites.kit import check_kit, true_kit
 
 FILE = "local/site.toml"
 """Their path in a site's kit."""
@@ -19,6 +19,10 @@ class SiteSettings(Settings):
     records: LaxPath = Field(description="outside of the kit, and of this site alone: what a crash must not lose")
     device: str = Field(default="cpu", description="where networks are trained, by PyTorch's name: cpu, cuda, cuda:1")
     threads: int = Field(default=1, ge=1, description="compute threads; with others, the last bits differ")
+    rounds_kept: int = Field(
+        default=20, ge=1, description="how old a backup of the server may be, in rounds; each keeps one upload on disk"
+    )
+    consent: bool = Field(default=True, description="train with a new member only after: orchard site accept")
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'
     )
@@ -32,7 +36,7 @@ def load_site(kit: Path) -> SiteSettings:
     file = kit / FILE
     check_kit(kit)
     settings = validated(SiteSettings, read_toml(file), f"{file}: ")
-    home = file.resolve().parents[1]  # FLARE sees the kit through links: see `party.py`
+    home = true_kit(kit).resolve()
     places = {"data": home / settings.data, "records": (home / settings.records).resolve()}
     if places["records"].is_relative_to(home):
         raise UserError(

@@ -23,7 +23,7 @@ from orchard.data.statistics import (
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import RunFailed, UserError
 from orchard.runs.files import write_durably
-from orchard.sites.connection import FINISHED, Connection, printable
+from orchard.sites.connection import Connection, printable
 from orchard.sites.job import STATISTICS
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
@@ -115,7 +115,7 @@ def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[s
         job = server.submit(plan, present)
         say(f"asked: {', '.join(present)}; the answer takes half a minute, or until a run that is under way has ended")
         try:
-            while not (status := server.status(job)).startswith(FINISHED):
+            while not server.is_over(job, status := server.status(job)):
                 time.sleep(POLL)
         except KeyboardInterrupt:
             server.abort(job)
