@@ -28,7 +28,7 @@ from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, st
 def check(kit: Path, experiment: Path) -> Iterator[str]:
     """Try everything but the network; yield the findings line by line, then what would leave the site."""
     settings, name, consortium = load_site(kit), site_name(kit), consortium_of(kit)
-    sites = list(known_members(kit)) or consortium.sites
+    sites = list(known_members(kit, settings)) or consortium.sites
     yield f"site: {name}, one of {len(sites)} of the consortium {consortium.name}"
     yield from described(kit, settings, name)
     plan = make_plan(experiment, "check", sites if name in sites else [*sites, name])
