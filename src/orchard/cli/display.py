@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchard.cli.data_tables import class_legend, distribution_tables, output
+from orchard.cli.data_tables import class_legend, distribution_tables, output, plain_table
 from orchard.cli.options import make_folder
 from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, relationship_table, rich_table
 from orchard.data.division import federated_data
@@ -61,9 +61,7 @@ def print_reproduction(found: "Reproduction", *, whole: bool) -> None:
     from orchard.paper.wording import claims, table_rows
 
     head, *body = table_rows(found)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in head:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table = plain_table(*head)
     for row in body:
         table.add_row(*row)
     console = output()

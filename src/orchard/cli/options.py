@@ -11,7 +11,6 @@ from orchard.errors import UserError
 
 if TYPE_CHECKING:
     from orchard.experiment import Experiment, RunOptions
-    from orchard.runs.grid import Contender
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -49,15 +48,6 @@ def definition(file: Path | None, settings: list[str] | None, **given: object) -
     from orchard.experiment import load_definition
 
     return load_definition(file, overrides=given, assignments=settings or [])
-
-
-def contenders_of(methods: str | None, base: "Experiment") -> "list[Contender]":
-    """Return the methods of a comma-separated option, or all built-in ones."""
-    from orchard.methods.registry import BUILT_IN
-    from orchard.runs.grid import parse_contender
-
-    names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
-    return [parse_contender(text, base) for text in names]
 
 
 def listed(option: str, text: str) -> list[str]:

@@ -24,7 +24,6 @@ from orchard.cli.options import (
     Settings,
     Workers,
     app,
-    contenders_of,
     definition,
     listed,
     make_folder,
@@ -152,27 +151,16 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run methods side by side on the same data and batches, and print one table."""
-    base, options = definition(
-        experiment,
-        settings,
-        dataset=dataset,
-        data_dir=data_dir,
-        fraction=fraction,
-        partition=partition,
-        clients=clients,
-        rounds=rounds,
-        workers=workers,
-    )
-
     from orchard.cli.display import print_comparison
-    from orchard.cli.progress import checked_data, watched_grid
+    from orchard.cli.grids import planned_grid
+    from orchard.cli.progress import watched_grid
     from orchard.cli.stopping import stoppable
     from orchard.runs.comparison import compare as compare_methods
-    from orchard.runs.grid import Grid
     from orchard.runs.tuning import tune
 
-    contenders = contenders_of(methods, base)
-    grid = Grid(base, options, seeds_of(seeds), out, checked_data(base, options, quiet=quiet))
+    given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
+    given |= {"clients": clients, "rounds": rounds, "workers": workers}
+    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         if tuned:
             choices = tune(replace(grid, seeds=grid.seeds[:1]), contenders, watcher, stop)

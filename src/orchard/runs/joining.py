@@ -28,10 +28,10 @@ from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Moment
 from orchard.methods.separate import Separate
+from orchard.runs import JOIN_ROUNDS
 from orchard.runs.offer import Offer
 from orchard.runs.result import module_of
 
-ROUNDS = 10
 Progress = Callable[[], None]
 """Called after every round."""
 
@@ -81,7 +81,11 @@ class Joined:
 
 
 def join(
-    run: Path | str, data: Path | str, name: str = "newcomer", rounds: int = ROUNDS, progress: Progress = lambda: None
+    run: Path | str,
+    data: Path | str,
+    name: str = "newcomer",
+    rounds: int = JOIN_ROUNDS,
+    progress: Progress = lambda: None,
 ) -> Joined:
     """Let a newcomer with the data in a file or a folder learn from a finished run, or from what it offers."""
     offer = Offer.read(Path(run))
