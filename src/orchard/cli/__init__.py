@@ -69,7 +69,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def orchard(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Personalised federated learning for silos that may not share data."""
+
+
+@app.command("help", hidden=True)
+def show_help() -> None:
+    """Show what `orchard -h` shows."""
+    app(["-h"])

@@ -87,7 +87,7 @@ def status(kit: Kit) -> None:
 def stop_run(
     run: Run,
     kit: LaterKit = None,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for the round to end.")] = False,
+    now: Annotated[bool, typer.Option("--now", metavar="", help="Do not wait for the round to end.")] = False,
 ) -> None:
     """Stop a run after its round; `orchard deploy attach` resumes it."""
     from orchard.sites.supervision import stop

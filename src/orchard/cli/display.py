@@ -29,6 +29,8 @@ from orchard.text import readable
 if TYPE_CHECKING:
     from orchard.paper.reproduce import Reproduction
 
+WIDE = 60
+"""Columns of a terminal from which on there is room for who helps whom."""
 MATRIX_CLIENTS = 16
 """The relationships of so many clients fit into a terminal."""
 
@@ -141,7 +143,7 @@ def _age(started: datetime) -> str:
 def print_result(result: Result, folder: Path | None) -> None:
     """Print a table of clients and the run's key figures on standard output."""
     console = output()
-    console.print(_table(result))
+    console.print(_table(result, console.width))
     figures = result.figures()
     best, last, selected = figures.best, figures.last, figures.validation_selected
     score = result.task.measures[result.task.score]
@@ -151,7 +153,7 @@ def print_result(result: Result, folder: Path | None) -> None:
     console.print(f"last round {score.text(last.score, 2)}; {chosen}")
     summary = result.summary()
     console.print(
-        f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
+        f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''} in {summary['seconds']:.0f} s; "
         f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
     if note := advice(result.experiment.method.name, best.score, result.distribution):
@@ -163,28 +165,30 @@ def print_result(result: Result, folder: Path | None) -> None:
         console.print(f"kept in {folder}", soft_wrap=True, markup=False)
 
 
-def _table(result: Result) -> Table:
+def _table(result: Result, width: int) -> Table:
+    """Return a line for each client. What it holds gives way on narrow terminals, then who helps it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("client", no_wrap=True)
     if result.task.by_class:
-        table.add_column("holds, most first", no_wrap=True)
+        table.add_column("holds, most first")
     score = result.task.measures[result.task.score]
     for column in ("samples", score.title):
-        table.add_column(column, justify="right")
-    if result.relationships is not None:
+        table.add_column(column, justify="right", no_wrap=True)
+    helped = result.relationships is not None and width >= WIDE
+    if helped:
         table.add_column("self-\nrelationship", justify="right", no_wrap=True)
         table.add_column("helped\nmost by", no_wrap=True)
     for client in result.clients:
-        table.add_row(*_row(client, result.task))
+        table.add_row(*_row(client, result.task, helped=helped))
     return table
 
 
-def _row(client: ClientResult, task: Task) -> list[Text]:
+def _row(client: ClientResult, task: Task, *, helped: bool) -> list[Text]:
     classes = sorted(client.classes, key=lambda name: -client.classes[name])
     held = [" ".join(classes)] if task.by_class else []
     row = [client.name, *held, str(client.samples), task.measures[task.score].text(client.score)]
-    if client.self_relationship is not None:
-        row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
+    if helped:
+        row += [f"{client.self_relationship or 0.0:.2f}", client.strongest_helper or "nobody"]
     return [Text(cell) for cell in row]
 
 

@@ -31,7 +31,7 @@ Workers = Annotated[int | None, typer.Option(help="Clients trained at the same t
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there, without asking.")]
+Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace a file that is there, without asking.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders, or a folder of them.", metavar="RUN...")]
 Methods = Annotated[
@@ -40,7 +40,7 @@ Methods = Annotated[
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas.")]
 Reused = Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")]
 
 
 def definition(file: Path | None, settings: list[str] | None, **given: object) -> "tuple[Experiment, RunOptions]":

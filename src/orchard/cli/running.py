@@ -52,10 +52,14 @@ def run(
     workers: Workers = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
     settings: Settings = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it is running.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print the summary as JSON.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", metavar="", help="Show the run in a browser while it is running.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", metavar="", help="Write events for TensorBoard too.")
+    ] = False,
     mlflow: Annotated[
         str | None, typer.Option(help="Write the run to MLflow too: a folder, e.g. mlruns, or a server's address.")
     ] = None,
@@ -111,8 +115,8 @@ def run(
 def resume(
     run: RunArgument,
     rounds: Annotated[int | None, typer.Option(help="Extend the run to this many rounds.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Resume an interrupted run, to the result it would have had."""
     from orchard.cli.stopping import stoppable
@@ -143,7 +147,10 @@ def compare(
     out: Reused = RUNS,
     settings: Settings = None,
     tuned: Annotated[
-        bool, typer.Option("--tuned", help="With the parameters that `orchard tune` chooses with the first seed.")
+        bool,
+        typer.Option(
+            "--tuned", metavar="", help="With the parameters that `orchard tune` chooses with the first seed."
+        ),
     ] = False,
     table: Annotated[
         Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How the table is printed.")
@@ -190,7 +197,9 @@ def reproduce(
     rows: Annotated[
         str | None, typer.Option(help="Only these rows of the table, as they are called there, with commas.")
     ] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Choose parameters by a grid on validation accuracy.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", metavar="", help="Choose parameters by a grid on validation accuracy.")
+    ] = False,
     data_dir: DataDir = None,
     workers: Workers = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are kept.")] = RUNS / "paper",
