@@ -95,6 +95,8 @@ def resume(
     experiment, options = folder.definition()  # raises before locking a folder that is no run's
     if rounds is None and folder.state() == "finished":
         return _read_back(folder)
+    if (folder.path / "plan.json").is_file():
+        raise UserError(f"{folder.path}: is a run on separate machines: see orchard deploy attach")
     with folder.locked():
         experiment = _extended(experiment, rounds)
         options = options.changed(out=folder.path)
