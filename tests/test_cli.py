@@ -219,8 +219,8 @@ def test_help_has_a_short_form(tmp_path: Path) -> None:
 
 
 def test_help_is_a_word_too_and_flags_take_no_value() -> None:
-    by_word, by_flag = (CliRunner().invoke(app, [word]).stdout for word in ("help", "-h"))
-    assert by_word == by_flag
+    by_word, by_flag = (CliRunner().invoke(app, [word]).stdout.partition("silos")[2] for word in ("help", "-h"))
+    assert by_word == by_flag != ""
     flags = CliRunner().invoke(app, ["run", "-h"]).stdout.splitlines()
     for flag in ("--quiet", "--json", "--open", "--tensorboard"):
         (line,) = [line for line in flags if flag in line]

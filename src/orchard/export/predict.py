@@ -7,7 +7,7 @@ the user names, and a `.pt2`, which may hold pickles, is not loaded.
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TextIO
 
@@ -34,6 +34,7 @@ from orchard.errors import UserError
 from orchard.export.export import ABOUT, all_tensors
 from orchard.export.trained_model import FORMAT
 from orchard.runs.files import Damaged, check_format, read_tensors
+from orchard.tasks.classification import Classification
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Measures, Task
 from orchard.text import readable
@@ -211,9 +212,18 @@ def batches(paths: Sequence[Path], predictor: Predictor) -> Iterator[Batch]:
         if file.suffix.lower() in arrays:
             yield from arrays[file.suffix.lower()](file, predictor)
     images = [file for file in files if file.suffix.lower() not in arrays]
-    at_once = _at_once(predictor.shape)
+    at_once, labels = _at_once(predictor.shape), _folders_labels(images, predictor)
     for start in range(0, len(images), at_once):
-        yield _from_images(images[start : start + at_once], predictor)
+        batch = _from_images(images[start : start + at_once], predictor)
+        yield batch if labels is None else replace(batch, y=labels[start : start + at_once])
+
+
+def _folders_labels(images: Sequence[Path], predictor: Predictor) -> Tensor | None:
+    """Return the labels of images that are all in folders named after classes, as those to train with are."""
+    names, classes = [file.resolve().parent.name for file in images], list(predictor.task.classes)
+    if not isinstance(predictor.task, Classification) or not set(names) <= set(classes):
+        return None
+    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)
 
 
 def _at_once(shape: Sequence[int]) -> int:
