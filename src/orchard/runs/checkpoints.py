@@ -45,10 +45,10 @@ def write_checkpoint(
     write_durably(path, json.dumps({"format": FORMAT, "sha256": _sum(state), "offloaded": offloaded, "state": state}))
     for old in _newest_first(folder)[kept:]:
         old.unlink()
-    kept = {path.stem for path in _newest_first(folder)}
+    left = {path.stem for path in _newest_first(folder)}
     for file in folder.iterdir():
         ours = OWN_FILE.fullmatch(file.name)
-        if ours and ours[1] not in kept and file.is_file():
+        if ours and ours[1] not in left and file.is_file():
             file.unlink()
     if offloader:
         offloader.needed = _offloaded(folder)

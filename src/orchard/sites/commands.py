@@ -37,6 +37,7 @@ def attach(path: Path, kit: Path | None, say: Say) -> Result:
         if folder.read("summary.json").get("state") == "finished":
             return folder.result()
         (path / STOP).unlink(missing_ok=True)
+        folder.note_waiting(None)  # of the process that followed it before
         return Supervisor(server, folder, plan, say).run()
 
 
