@@ -207,7 +207,7 @@ def build(model: str | Callable[..., Any], shape: tuple[int, ...], task: Task, s
                 for p, data in zip(module.parameters(), ordinary, strict=True):
                     p.data = data
     except Exception as error:  # somebody else's code may raise anything
-        raise UserError(f"model = {_name(model)!r}: does not fit samples of shape {shape}: {error}") from error
+        raise UserError(f"model = {named(model)!r}: does not fit samples of shape {shape}: {error}") from error
     return module
 
 
@@ -231,7 +231,7 @@ def _try_out(module: nn.Module, shape: tuple[int, ...], output_shape: tuple[int,
 
 def _forward_zeros(module: nn.Module, samples: int, shape: tuple[int, ...]) -> Any:
     """Run zeros through a module, and restore the buffers that training mode changes."""
-    first = next((p for p in module.parameters()), torch.empty(0))
+    first = next((p for p in module.parameters() if p.requires_grad), torch.empty(0))
     with torch.no_grad():
         before = {name: buffer.clone() for name, buffer in module.named_buffers()} if module.training else {}
         scores = module(torch.zeros(samples, *shape, dtype=first.dtype, device=first.device))
@@ -291,5 +291,6 @@ def repeated_draws() -> Iterator[None]:
         yield
 
 
-def _name(model: str | Callable[..., Any]) -> str:
+def named(model: str | Callable[..., Any]) -> str:
+    """Return what a model is called in messages."""
     return model if isinstance(model, str) else getattr(model, "__qualname__", repr(model))
