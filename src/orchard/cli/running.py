@@ -22,6 +22,7 @@ from orchard.cli.options import (
     RunArgument,
     Seeds,
     Settings,
+    Trust,
     Workers,
     app,
     contenders_of,
@@ -29,6 +30,7 @@ from orchard.cli.options import (
     listed,
     make_folder,
     seeds_of,
+    trusted,
 )
 from orchard.errors import UserError
 
@@ -55,6 +57,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it is running.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
     planned, options = definition(
@@ -70,6 +73,7 @@ def run(
         seed=seed,
         workers=workers,
         out=out,
+        trust=trust,
     )
 
     from orchard.cli.progress import checked_data, say_if_loss_stays
@@ -107,8 +111,10 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="Extend the run to this many rounds.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Resume an interrupted run, to the result it would have had."""
+    trusted(run, trust=trust)
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import RunFolder
     from orchard.runs.progress import no_progress, watched
@@ -143,6 +149,7 @@ def compare(
         Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How the table is printed.")
     ] = "text",
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Run methods side by side on the same data and batches, and print one table."""
     base, options = definition(
@@ -155,6 +162,7 @@ def compare(
         clients=clients,
         rounds=rounds,
         workers=workers,
+        trust=trust,
     )
 
     from orchard.cli.display import print_comparison

@@ -18,6 +18,7 @@ from orchard.cli.options import (
     Rounds,
     Seeds,
     Settings,
+    Trust,
     Workers,
     app,
     contenders_of,
@@ -45,6 +46,7 @@ def tune(
     out: Reused = RUNS,
     settings: Settings = None,
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Choose learning rate and parameters of methods by validation; `orchard compare --tuned` then uses them."""
     base, options = definition(
@@ -57,6 +59,7 @@ def tune(
         clients=clients,
         rounds=rounds,
         workers=workers,
+        trust=trust,
     )
 
     from orchard.cli.progress import checked_data, watched_grid

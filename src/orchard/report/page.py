@@ -12,7 +12,6 @@ from string import Template
 from typing import Any
 
 from orchard import __version__
-from orchard.errors import UserError
 from orchard.report.content import content_of
 from orchard.report.ranking import apart_from_alone, gain_in_cases, intervals, is_beyond_noise, ranking, uneven
 from orchard.report.story import overview, story
@@ -20,6 +19,7 @@ from orchard.report.views import Content, MethodView
 from orchard.runs.folder import RunFolder
 from orchard.runs.listing import found_runs
 from orchard.tasks.task import Task
+from orchard.whole import write_output
 
 MEANINGS = {
     "classification": "Accuracy is the share of a silo's own test cases that its model gets right.",
@@ -38,10 +38,7 @@ def write_report(runs: Sequence[Path], output: Path) -> list[str]:
     """Write the page of these runs, or of those in folders of runs; return which are not shown, and why."""
     content = content_of([RunFolder(run) for run in found_runs(runs)])
     text = page(page_data(content))
-    try:
-        output.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    write_output(output, text)
     return content.left_out
 
 

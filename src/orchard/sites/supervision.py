@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from orchard.errors import RunFailed, Stopped, UserError
-from orchard.runs.files import write_durably
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import make_run_folder
@@ -20,6 +19,7 @@ from orchard.sites.connection import FINISHED, Connection, SiteStatus, printable
 from orchard.sites.job import HEADER
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
+from orchard.whole import write_durably
 
 Say = Callable[[str], None]
 

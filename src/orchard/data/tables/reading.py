@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchard.data.readers import check_file
 from orchard.data.tables.columns import is_plain, plain_column
 from orchard.data.tables.settings import MISSING, is_number
 from orchard.errors import UserError
@@ -69,6 +70,7 @@ def _state(path: Path) -> tuple[object, ...]:
 
 def _read(path: Path) -> "DataFrame":
     need_pandas()
+    check_file(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -79,7 +81,7 @@ def _read(path: Path) -> "DataFrame":
         raise UserError(f"{path}: is not a table; expected a file that ends in {' or '.join(SUFFIXES)}")
     if not content:
         raise UserError(f"{path}: is empty")
-    return _read_parquet(content, str(path)) if path.suffix.lower() == ".parquet" else _read_csv(content, str(path))
+    return _read_parquet(content, path) if path.suffix.lower() == ".parquet" else _read_csv(content, str(path))
 
 
 def as_table(frame: "DataFrame", place: str, decimal_comma: bool = False) -> "DataFrame":
@@ -215,10 +217,11 @@ def _checked_lines(text: str, separator: str, place: str) -> list[str]:
     return names
 
 
-def _read_parquet(content: bytes, place: str) -> "DataFrame":
+def _read_parquet(content: bytes, path: Path) -> "DataFrame":
     import pyarrow as pa
     from pyarrow import parquet
 
+    place = str(path)
     try:
         file = parquet.ParquetFile(pa.BufferReader(content))
         fields = [field for field in file.schema_arrow if not INDEX_COLUMN.fullmatch(field.name)]
@@ -228,6 +231,7 @@ def _read_parquet(content: bytes, place: str) -> "DataFrame":
                 raise UserError(
                     f"{place}: the column {field.name!r} holds {field.type}; a table holds plain values only"
                 )
+        check_file(path, 8 * file.metadata.num_rows * len(fields))
         table = file.read([field.name for field in fields])
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{place}: is damaged or not a Parquet file: {shortened(str(error), 100)}") from None
