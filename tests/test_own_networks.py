@@ -81,6 +81,12 @@ class DrawsWithPython(Own):
         return super().forward(x + random.random())  # noqa: S311
 
 
+class DrawsInEvaluation(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return scores if self.training else scores + 5 * torch.randn_like(scores)
+
+
 class StartsAnyhow(Own):
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(shape, classes)
@@ -144,16 +150,28 @@ def test_what_does_not_repeat_itself_is_said(network: type[nn.Module], words: st
         small_run(model=network, rounds=1)
 
 
+def generators() -> tuple[object, ...]:
+    """The states of all generators that a network may draw from without asking."""
+    numpys = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return random.getstate(), numpys["key"].tolist(), numpys["pos"], torch.get_rng_state().tolist()
+
+
 def test_what_is_sound_runs_as_it_did() -> None:
     """Dropout, BatchNorm, frozen whole numbers: and the test leaves no trace on any generator, nor on the result."""
     networks: list[Callable[..., nn.Module]] = [Own, Counting, dropout, normalised]
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    states = generators()
     for network in networks:
         small_run(model=network, rounds=1, batch_size=10)
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+    assert generators() == states
     own, built_in = small_run(model=as_built_in, rounds=2), small_run(model="mlp", rounds=2)  # the latter is not tried
     assert np.array_equal(own.scores(), built_in.scores())
     assert all(torch.equal(a[0], b[0]) for a, b in zip(own.models, built_in.models, strict=True))
+
+
+def test_what_draws_only_when_it_is_evaluated_repeats_itself_too() -> None:
+    """The generator is seeded for such a network as for one with dropout."""
+    one, other = (small_run(model=DrawsInEvaluation, rounds=2, workers=workers) for workers in (1, 4))
+    assert np.array_equal(one.scores(), other.scores())
 
 
 def dropout(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -230,7 +248,7 @@ def test_the_two_tensors_are_the_networks_own() -> None:
     network.module.register_parameter("late", nn.Parameter(torch.zeros(1)))
     with pytest.raises(ValueError, match="late was added or unfrozen later"):
         network.check_whole()
-    conv = Network(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    conv = Network(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))  # noqa: NPY002
     conv.check_whole()
 
 

@@ -85,6 +85,10 @@ def test_code_that_a_file_names_runs_only_if_it_is_trusted(somebodys: Path) -> N
         refused = orchard(somebodys, *command)
         assert refused.returncode == 2
         assert "made: its model 'theirs:net' is a program" in refused.stderr
+    for looking in (["report", "made"], ["runs", "."], ["offer", "made", "--to", "offered"]):
+        assert orchard(somebodys, *looking).returncode == 0
+    joining = orchard(somebodys, "join", "offered", "--data", "nothing.npz")
+    assert "offered: its model 'theirs:net' is a program" in joining.stderr
     assert not (somebodys / "ran").exists()
 
 

@@ -51,6 +51,9 @@ def test_outputs_go_through_links_and_into_devices(tmp_path: Path) -> None:
     write_output(tmp_path / "link.csv", "new")
     assert (tmp_path / "link.csv").is_symlink()
     assert (tmp_path / "real.csv").read_text() == "new"
+    (tmp_path / "real.csv").chmod(0o600)
+    write_output(tmp_path / "real.csv", "new")
+    assert stat.S_IMODE((tmp_path / "real.csv").stat().st_mode) == 0o600
     write_output(Path(os.devnull), "nothing")
     with pytest.raises(UserError, match=r"nowhere/x: cannot be written: No such file"):
         write_output(tmp_path / "nowhere/x", "")
@@ -77,10 +80,13 @@ def test_there_is_never_a_new_model_beside_an_old_card(tmp_path: Path, monkeypat
 
     renamed: list[str] = []
     rename = Path.replace
+
+    def noted(self: Path, to: Path) -> Path:
+        renamed.append(f"{to.name} {card.exists()}")
+        return rename(self, to)
+
     with monkeypatch.context() as patched:
-        patched.setattr(
-            Path, "replace", lambda self, to: (renamed.append(f"{to.name} {card.exists()}"), rename(self, to))[1]
-        )
+        patched.setattr(Path, "replace", noted)
         export_model(tmp_path / "run", "1", model)
     assert renamed == ["a.safetensors False", "a.safetensors.md False"]  # killed in between, there is a model alone
 

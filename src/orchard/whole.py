@@ -1,6 +1,7 @@
 """Files are written whole or not at all: beside their place, then renamed. A crash leaves the old file or the new."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.new")
     try:
         yield temporary
+        with suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))  # a private file stays one
         sync(temporary)
         temporary.replace(path)
     except OSError:

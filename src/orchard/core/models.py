@@ -252,10 +252,11 @@ def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
 
 
 def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
-    """Tell whether the model draws random numbers while training (dropout and the like)."""
+    """Tell whether the model draws random numbers (dropout and the like)."""
     with seeded_layers(0):
         before = _generator_state(network.vector.device)
-        _forward_zeros(network.module.train(), 2, shape)
+        for training in (True, False):
+            _forward_zeros(network.module.train(training), 2, shape)
         return not torch.equal(before, _generator_state(network.vector.device))
 
 

@@ -77,6 +77,8 @@ def _pass(network: Network, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
     margin = 0.0 if a.device.type == "cpu" else SAME_ELSEWHERE
     return a.shape == b.shape and torch.allclose(a, b, rtol=margin, atol=margin, equal_nan=True)
 

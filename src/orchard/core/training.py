@@ -32,7 +32,7 @@ class ClientContext:
     data: ClientData
     network: Network
     random_layers: bool = False
-    """Whether the network draws random numbers while training, as dropout does."""
+    """Whether the network draws random numbers, as dropout does."""
     stacker: Callable[[Sequence[Tensor | None], Tensor], Tensor] = stack
     """How the engine puts models into one matrix."""
 
