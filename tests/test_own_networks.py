@@ -152,7 +152,7 @@ def test_what_does_not_repeat_itself_is_said(network: type[nn.Module], words: st
 
 def generators() -> tuple[object, ...]:
     """The states of all generators that a network may draw from without asking."""
-    numpys = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    numpys = np.random.get_state(legacy=False)["state"]
     return random.getstate(), numpys["key"].tolist(), numpys["pos"], torch.get_rng_state().tolist()
 
 
@@ -248,7 +248,7 @@ def test_the_two_tensors_are_the_networks_own() -> None:
     network.module.register_parameter("late", nn.Parameter(torch.zeros(1)))
     with pytest.raises(ValueError, match="late was added or unfrozen later"):
         network.check_whole()
-    conv = Network(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))  # noqa: NPY002
+    conv = Network(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     conv.check_whole()
 
 
