@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from orchard.data.folders import is_image
 from orchard.data.readers import check_file
-from orchard.data.tables.reading import SUFFIXES
+from orchard.data.tables.reading import SUFFIXES, digest_when_read
 from orchard.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,13 +34,16 @@ def digest_of_files(files: Iterable[tuple[str, Path]]) -> str:
     whole = hashlib.sha256()
     for name, file in files:
         check_file(file)
-        try:
-            with file.open("rb") as opened:
-                content = hashlib.file_digest(opened, "sha256").digest()
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-        whole.update(name.encode(errors="surrogateescape") + b"\0" + content)
+        whole.update(name.encode(errors="surrogateescape") + b"\0" + (digest_when_read(file) or _digest(file)))
     return whole.hexdigest()
+
+
+def _digest(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _files_in(folder: Path, place: str, deepest: int) -> Iterator[tuple[str, Path]]:

@@ -7,6 +7,7 @@ Nothing in a file is executed: no formula, no pickle.
 """
 
 import csv
+import hashlib
 import io
 import re
 from collections import Counter
@@ -42,6 +43,8 @@ INDEX_COLUMN = re.compile(r"__index_level_\d+__")
 
 _KEPT: dict[tuple[object, ...], "DataFrame"] = {}
 """The table that was last read to be kept."""
+_DIGESTS: dict[tuple[object, ...], bytes] = {}
+"""The SHA-256 of every table's file that was read."""
 
 
 def read_table(path: Path, *, keep: bool = False) -> "DataFrame":
@@ -57,6 +60,11 @@ def read_table(path: Path, *, keep: bool = False) -> "DataFrame":
     if keep:
         _KEPT[state] = frame
     return frame
+
+
+def digest_when_read(path: Path) -> bytes | None:
+    """Return the SHA-256 of a table's file if it has been read as it is now: it need not be read again for that."""
+    return _DIGESTS.get(_state(path))
 
 
 def _state(path: Path) -> tuple[object, ...]:
@@ -77,6 +85,7 @@ def _read(path: Path) -> "DataFrame":
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    _DIGESTS[_state(path)] = hashlib.sha256(content).digest()
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: is not a table; expected a file that ends in {' or '.join(SUFFIXES)}")
     if not content:
