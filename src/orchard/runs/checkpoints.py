@@ -46,10 +46,10 @@ def write_checkpoint(
     write_durably(path, json.dumps({"format": FORMAT, "sha256": _sum(state), "offloaded": offloaded, "state": state}))
     for old in _newest_first(folder)[kept:]:
         old.unlink()
-    kept = {path.stem for path in _newest_first(folder)}
+    whole = {path.stem for path in _newest_first(folder)}
     for file in folder.iterdir():
         ours = OWN_FILE.fullmatch(file.name)
-        if ours and ours[1] not in kept and file.is_file() and not file.is_symlink():
+        if ours and ours[1] not in whole and file.is_file() and not file.is_symlink():
             file.unlink()
     if offloader:
         offloader.needed = _offloaded(folder)
