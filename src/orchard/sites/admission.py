@@ -19,7 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.utils.identity_utils import IdentityVerifier, InvalidAsserterCert
 
 from orchard.errors import UserError
-from orchard.sites.kit import storage_of
+from orchard.sites.kit import storage_of, true_kit
 from orchard.sites.revocation import Revocations, at_server, fingerprint_of
 from orchard.whole import write_durably
 
@@ -34,7 +34,7 @@ class Admission(FLComponent):  # type: ignore[misc]
         """Take the door over when the server starts."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             workspace, server = (fl_ctx.get_prop(k) for k in (FLContextKey.WORKSPACE_OBJECT, FLContextKey.SITE_OBJ))
-            Door(Path(workspace.get_root_dir())).guard(server.client_manager)
+            Door(true_kit(Path(workspace.get_root_dir()))).guard(server.client_manager)
 
 
 class Door:
