@@ -33,7 +33,7 @@ from orchard.data.shifts import Shift
 from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
-from orchard.settings import LaxPath, Settings, named, read_toml, validated
+from orchard.settings import LaxPath, Settings, named, parsed_toml, read_toml, validated
 
 
 def _method(value: object) -> object:
@@ -260,7 +260,7 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     if not equals or not all(key.split(".")):
         raise UserError(f"--set {assignment}: expected KEY=VALUE, e.g. --set method.mu=0.1")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parsed_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
     *groups, last = key.split(".")

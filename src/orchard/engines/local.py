@@ -18,6 +18,7 @@ from torch import Tensor
 from orchard.core.contract import Client, ClientUpdate, Diagnostics, Download, Failure, Server, check_selected
 from orchard.core.federation import Federation
 from orchard.core.models import draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
 from orchard.data.clients import DataDistribution, FederatedData
@@ -83,6 +84,7 @@ class LocalEngine:
         probe = federation.network()
         self.data = tuple(client.to(probe.vector) for client in self.data)
         check_single_samples(probe, federation.shape, self.experiment, self.data)
+        check_network(federation, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
         self.random_layers = draws_randomly(probe, federation.shape)
         declared = federation.traffic.down

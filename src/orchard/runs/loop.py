@@ -59,6 +59,8 @@ class Run:
     """What each client selects for the next round."""
     done: int = 0
     """Rounds that are done."""
+    data: str | None = None
+    """The fingerprint of all data, if they are in one place."""
 
     @property
     def experiment(self) -> Experiment:
@@ -153,6 +155,7 @@ def _save(
         content = {
             "rounds": run.done,
             "experiment": resume_identity(run.experiment),
+            "data": run.data,
             "server": run.server.state(),
             "clients": run.engine.state(),
             "selected": run.selected,
