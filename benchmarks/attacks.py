@@ -54,8 +54,8 @@ class Setting:
 
 
 SETTINGS = {
-    "iid-1-of-4": Setting("1 of 4, alike", {"clients": 4, "partition": "iid"}, (1,), (0, 1)),
-    "dirichlet-1-of-4": Setting("1 of 4, unlike", {"clients": 4, "partition": DIRICHLET}, (1,), (0, 1)),
+    "iid-1-of-4": Setting("1 of 4, alike", {"clients": 4, "partition": "iid"}, (1,), (0,)),
+    "dirichlet-1-of-4": Setting("1 of 4, unlike", {"clients": 4, "partition": DIRICHLET}, (1,), (0,)),
     "dirichlet-1-of-12": Setting("1 of 12, unlike", {"clients": 12, "partition": DIRICHLET}, (1,), (0,)),
     "dirichlet-3-of-12": Setting("3 of 12, unlike", {"clients": 12, "partition": DIRICHLET}, (1, 4, 7), (0,)),
 }
@@ -188,25 +188,28 @@ def tables(found: Mapping[str, float | None]) -> str:
     """Return a table for each setting, in Markdown."""
     blocks = []
     for name, setting in SETTINGS.items():
-        head = ["attack", *(f"{method}: {defence}" for method in METHODS for defence in DEFENCES)]
-        rows = [[what, *_row(found, name, attack, setting.seeds)] for attack, what in ATTACKS.items()]
-        if any(cell != "–" for row in rows for cell in row[1:]):
-            lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+        measured = [method for method in METHODS if f"{name}/{method}/none/robust/{setting.seeds[-1]}" in found]
+        columns = list(product(measured, DEFENCES))
+        head = ["attack", *(f"{method}: {defence}" for method, defence in columns)]
+        rows = [
+            [what, *(_cell(found, setting.seeds, name, method, attack, defence) for method, defence in columns)]
+            for attack, what in ATTACKS.items()
+        ]
+        if measured:
+            lines = [head, ["---", *("---:" for _ in columns)], *rows]
             text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-            seeds = f"{len(setting.seeds)} seeds" if len(setting.seeds) > 1 else "one seed"
-            blocks.append(f"**{setting.title}** ({seeds})\n\n{text}")
+            blocks.append(f"**{setting.title}**\n\n{text}")
     return "\n".join(blocks)
 
 
-def _row(found: Mapping[str, float | None], setting: str, attack: str, seeds: tuple[int, ...]) -> Iterator[str]:
-    for method in METHODS:
-        for defence in DEFENCES:
-            values = [found.get(f"{setting}/{method}/{attack}/{defence}/{seed}", np.nan) for seed in seeds]
-            if None in values:
-                yield "ends"
-            else:
-                known = [value for value in values if value is not None and not np.isnan(value)]
-                yield f"{100 * mean(known):.1f}" if len(known) == len(seeds) else "–"
+def _cell(found: Mapping[str, float | None], seeds: Sequence[int], *what: str) -> str:
+    """Return the mean over seeds; nothing if one was not measured."""
+    keys = ["/".join([*what, str(seed)]) for seed in seeds]
+    if not all(key in found for key in keys):
+        return ""
+    values = [found[key] for key in keys]
+    known = [value for value in values if value is not None]
+    return f"{100 * mean(known):.1f}" if len(known) == len(values) else "ends"
 
 
 def document(found: Mapping[str, float | None], text: str) -> str:

@@ -5,9 +5,10 @@ Y. Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under He
 K. Pillutla, S. M. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE Transactions on Signal
 Processing 2022, https://arxiv.org/abs/1912.13445
 
-First every w_i becomes the mean of the N − f vectors nearest to it, itself among them, f = max(1, ⌊N/4⌋): honest
-clients whose data differ come close to each other, and what is far from all is in few of these means. Then their
-geometric median z = argmin Σ_i ‖w_i − z‖ by Weiszfeld's steps, which fewer than half of the vectors cannot carry away.
+First every w_i becomes the mean of the N − f vectors nearest to it, itself among them, f = ⌊N/4⌋: honest clients
+whose data differ come close to each other, and what is far from all is in few of these means. Then their geometric
+median z = argmin Σ_i ‖w_i − z‖ by Weiszfeld's steps, which fewer than half of the vectors cannot carry away. Of three
+or two vectors it is their own geometric median: none can be left out.
 
 Weights are numbers of samples, which a client can only claim: so none counts for more than the median client.
 """
@@ -20,9 +21,10 @@ from torch import Tensor
 from orchard.core.federation import capped
 from orchard.core.vector import float64_blocks, mixture
 
-STEPS = 100
-PRECISION = 1e-8
-"""Weiszfeld's steps end when no weight changes by more."""
+FEWEST = 4
+"""Of so many vectors one is left out, of each so many more another one."""
+STEPS = 200
+"""Of Weiszfeld; each takes N² operations."""
 
 
 def robust_mean(vectors: Mapping[int, Tensor], samples: Sequence[int]) -> Tensor:
@@ -32,12 +34,16 @@ def robust_mean(vectors: Mapping[int, Tensor], samples: Sequence[int]) -> Tensor
     """
     clients = sorted(vectors)
     rows = [vectors[i].cpu() for i in clients]
-    weights = capped([samples[i] for i in clients])
+    weights = torch.tensor(capped([samples[i] for i in clients]), dtype=torch.float64)
     squares = squared_distances(rows)
-    near = nearest_mixing(squares, torch.tensor(weights, dtype=torch.float64))
-    gaps = near[:, None] - near  # between two means, as weights of the vectors
-    mixed = (-0.5 * torch.einsum("abi,ij,abj->ab", gaps, squares, gaps)).clamp(min=0)
-    return mixture(geometric_median(mixed) @ near, rows).to(vectors[clients[0]])
+    if len(rows) < FEWEST:
+        shares = geometric_median(squares, weights)
+    else:
+        near = nearest_mixing(squares, weights)
+        gaps = near[:, None] - near  # between two means, as weights of the vectors
+        mixed = (-0.5 * torch.einsum("abi,ij,abj->ab", gaps, squares, gaps)).clamp(min=0)
+        shares = geometric_median(mixed, torch.ones_like(weights)) @ near
+    return mixture(shares, rows).to(vectors[clients[0]])
 
 
 def squared_distances(rows: Sequence[Tensor]) -> Tensor:
@@ -51,20 +57,17 @@ def squared_distances(rows: Sequence[Tensor]) -> Tensor:
 def nearest_mixing(squares: Tensor, weights: Tensor) -> Tensor:
     """Return the matrix that averages each vector with those nearest to it."""
     n = len(squares)
-    left_out = max(1, n // 4) if n > 2 else 0
-    nearest = squares.argsort(dim=1, stable=True)[:, : n - left_out]
+    nearest = squares.argsort(dim=1, stable=True)[:, : n - n // FEWEST]
     mixing = torch.zeros_like(squares).scatter_(1, nearest, weights[nearest])
     return mixing / mixing.sum(dim=1, keepdim=True)
 
 
-def geometric_median(squares: Tensor) -> Tensor:
-    """Return the geometric median of vectors as weights on them, from their squared distances."""
-    shares = torch.full((len(squares),), 1 / len(squares), dtype=torch.float64)
-    nearly_zero = 1e-6 * squares.max().sqrt().clamp(min=1e-150)
+def geometric_median(squares: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted geometric median of vectors as shares of them, from their squared distances."""
+    shares = weights / weights.sum()
+    nearly_zero = 1e-6 * squares.sqrt().median().clamp(min=1e-150)
     for _ in range(STEPS):
         from_it = squares @ shares - 0.5 * (shares @ squares @ shares)
-        pulls = 1 / from_it.clamp(min=0).sqrt().clamp(min=nearly_zero)
-        before, shares = shares, pulls / pulls.sum()
-        if (shares - before).abs().max() < PRECISION:
-            break
+        pulls = weights / from_it.clamp(min=0).sqrt().clamp(min=nearly_zero)
+        shares = pulls / pulls.sum()
     return shares

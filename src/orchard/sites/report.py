@@ -77,7 +77,10 @@ def report(site_run: SiteRun) -> Iterator[str]:
 
 def _left_out(site_run: SiteRun) -> Iterator[str]:
     """Say whose models this site has left out, and in which rounds."""
-    by_round = [entry["diagnostics"].get("left_out", []) for entry in site_run.content["history"]]
+    by_round = [
+        entry["diagnostics"].get("left_out", [])
+        for entry in site_run.content["history"][: site_run.plan.experiment.rounds]
+    ]
     for j, site in enumerate(site_run.plan.sites):
         rounds = [str(r + 1) for r, flags in enumerate(by_round) if flags and flags[j]]
         if rounds:
