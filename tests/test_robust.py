@@ -1,5 +1,7 @@
 """Averages that a dishonest minority cannot move far, and mixtures that leave out what spoils them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import SmallFederation, method, small_run
+import orchard
+from helpers import SmallFederation, method, small_arrays, small_experiment, small_run
 from orchard.core.federation import capped
 from orchard.core.training import NotFinite, local_sgd
-from orchard.errors import RunFailed, UserError
+from orchard.errors import RunFailed, Stopped, UserError
 from orchard.methods.apple import Apple, AppleClient, AppleServer
 from orchard.methods.fedavg import weighted_mean
 from orchard.methods.registry import BUILT_IN, method_settings
 from orchard.methods.robust import geometric_median, nearest_mixing, robust_mean, squared_distances
 from orchard.methods.screening import spoilers
+from orchard.runs.result import mean_over_clients
 
 EQUAL = [10] * 100
 
@@ -109,7 +113,7 @@ def test_methods_with_a_defence_run_with_it(name: str) -> None:
     assert not any(entry.failures for entry in result.rounds)
 
 
-@pytest.mark.parametrize("name", ["separate", "scaffold", "feddyn", "cfl", "mocha"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "cfl", "mocha"])
 def test_methods_without_a_defence_say_so(name: str) -> None:
     with pytest.raises(
         UserError, match=f"robust = true: {name} has no defence against dishonest clients; methods that"
@@ -212,6 +216,37 @@ def test_a_client_that_diverges_later_keeps_its_last_good_state_and_the_run_goes
     assert torch.equal(result.models[2][0], shorter.models[2][0])
     assert not torch.equal(result.models[0][0], shorter.models[0][0])
     assert result.bmcta == result.scores()[:, [0, 1, 3]].mean(axis=1).max()
+
+
+def test_a_run_in_which_a_client_diverged_resumes_to_the_same_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also the model of a client that has failed before the interruption and fails after it."""
+    wild(monkeypatch, 1, 2)
+    whole = small_run(rounds=4)
+    with pytest.raises(Stopped):
+        small_run_until(2, tmp_path / "run", rounds=4)
+    resumed = orchard.resume(tmp_path / "run", small_arrays())
+    assert [entry.failures for entry in resumed.rounds] == [entry.failures for entry in whole.rounds]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(resumed.models, whole.models, strict=True))
+
+
+def small_run_until(rounds_done: int, out: Path, **changes: object) -> None:
+    """Stop a small run after so many rounds."""
+    asked: list[None] = []
+
+    def stop() -> bool:  # asked once before the first round
+        asked.append(None)
+        return len(asked) > rounds_done
+
+    orchard.run(small_experiment(**changes), small_arrays(), out=out, stop=stop)
+
+
+def test_means_leave_out_who_lacks_most_figures() -> None:
+    nan = np.nan
+    scores = np.array([[0.5, 0.9, 0.2], [0.7, nan, nan], [0.8, 0.9, nan], [nan, nan, nan]])
+    assert np.allclose(mean_over_clients(scores), [0.7, nan, 0.85, nan], equal_nan=True)
+    assert np.isnan(mean_over_clients(np.full((2, 3), nan))).all()
 
 
 def test_if_most_diverge_the_run_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,7 +316,7 @@ def mean_over_clients(scores: Array) -> Array:
     decide which round is best.
     """
     defined = ~np.isnan(scores)
-    counted = 2 * defined.sum(axis=0) > defined.any(axis=1).sum()
+    counted = 2 * defined.sum(axis=0) >= defined.any(axis=1).sum()
     means: Array = scores[:, counted].mean(axis=1) if counted.any() else np.full(len(scores), np.nan)
     return means
 
