@@ -188,7 +188,8 @@ def tables(found: Mapping[str, float | None]) -> str:
     """Return a table for each setting, in Markdown."""
     blocks = []
     for name, setting in SETTINGS.items():
-        measured = [method for method in METHODS if f"{name}/{method}/none/robust/{setting.seeds[-1]}" in found]
+        last = setting.seeds[-1]
+        measured = [m for m in METHODS if all(f"{name}/{m}/{attack}/robust/{last}" in found for attack in ATTACKS)]
         columns = list(product(measured, DEFENCES))
         head = ["attack", *(f"{method}: {defence}" for method, defence in columns)]
         rows = [
