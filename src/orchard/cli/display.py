@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,8 +170,19 @@ def print_result(result: Result, folder: Path | None) -> None:
     for name, clients in result.undefined_measures().items():
         note = f"no {result.task.measures[name].title} for {', '.join(clients)}: too little to compare in the test data"
         console.print(note, soft_wrap=True, markup=False)
+    for note in _failures(result):
+        console.print(note, soft_wrap=True, markup=False, style="yellow")
     if folder:
         console.print(f"kept in {folder}", soft_wrap=True, markup=False)
+
+
+def _failures(result: Result) -> Iterator[str]:
+    """Say of each client that has failed how often, and how the last time."""
+    for i, name in enumerate(result.distribution.clients):
+        found = [entry.failures[i] for entry in result.rounds if i in entry.failures]
+        if found:
+            rounds = f"{len(found)} of {len(result.rounds)} rounds"
+            yield f"{name} took no part in {rounds}; the last time: {readable(found[-1])}"
 
 
 def _table(result: Result, width: int) -> Table:

@@ -348,9 +348,14 @@ def module_of(federation: Federation, model: Model) -> nn.Module:
 
 
 def mean_over_clients(scores: Array) -> Array:
-    """Return the mean over clients by round; NaN if one lacks a figure, unless that one never has any."""
-    ever = ~np.isnan(scores).all(axis=0)
-    means: Array = scores[:, ever].mean(axis=1) if ever.any() else np.full(len(scores), np.nan)
+    """Return the mean over clients by round; NaN if one lacks a figure.
+
+    Left out is who lacks more than half of the figures: one client that fails again and again, or is refused, must not
+    decide which round is best.
+    """
+    defined = ~np.isnan(scores)
+    counted = 2 * defined.sum(axis=0) >= defined.any(axis=1).sum()
+    means: Array = scores[:, counted].mean(axis=1) if counted.any() else np.full(len(scores), np.nan)
     return means
 
 
