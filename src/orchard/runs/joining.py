@@ -22,7 +22,7 @@ from orchard.data.clients import ClientData, FederatedData
 from orchard.data.division import scaled
 from orchard.data.site import site_data
 from orchard.data.tables.scaling import Scaling
-from orchard.engines.client_round import check_single_samples, run_client_round
+from orchard.engines.client_round import check_training, run_client_round
 from orchard.engines.memory import Stacker
 from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment
@@ -126,7 +126,7 @@ def _data(offer: Offer, experiment: Experiment, path: Path, name: str) -> Federa
 def _context(federation: Federation, data: FederatedData, newcomer: int) -> ClientContext:
     network = federation.network()
     held = data.clients[0].to(network.vector)
-    check_single_samples(network, federation.shape, federation.experiment, [held])
+    check_training(network, federation.shape, federation.experiment, [held])
     random_layers = draws_randomly(network, federation.shape)
     return ClientContext(newcomer, federation.experiment, held, network, random_layers, Stacker())
 

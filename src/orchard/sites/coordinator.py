@@ -22,7 +22,13 @@ def engine_for(plan: Plan, present: list[str], carry: Carry) -> FlareEngine:
     """Return an engine whose clients are the sites of a plan."""
     agreed = plan.agreement
     invitation = Invitation(
-        plan.to_json(), plan.sites, plan.task, plan.min_sites, agreed.norm_bound, plan.shared_numbers
+        plan=plan.to_json(),
+        sites=plan.sites,
+        task=plan.task,
+        min_sites=plan.min_sites,
+        norm_bound=agreed.norm_bound,
+        numbers=plan.shared_numbers,
+        counted=plan.experiment.privacy is None,
     )
     return FlareEngine(invitation, present, carry)
 

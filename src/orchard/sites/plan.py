@@ -86,6 +86,8 @@ class Plan(Settings):
             raise ValueError("experiment.shift: the sites' data are as they are")
         if not isinstance(experiment.model, str):
             raise ValueError("experiment.model: must be named, since code does not travel")
+        if experiment.privacy is not None:
+            _check_private(experiment)
         if minimum is not None and minimum > len(self.sites):
             raise ValueError(f"agreement.min_sites = {minimum}: there are {len(self.sites)} sites")
         return self
@@ -125,6 +127,20 @@ class Plan(Settings):
             raise UserError(f"the plan of the run is not valid: {explain(error)}") from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"the plan of the run is not valid: {error}") from None
+
+
+def _check_private(experiment: Experiment) -> None:
+    """Raise if anything would be made of the data that is on no account."""
+    columns = {} if experiment.table is None else experiment.table.columns or {}
+    if experiment.task == "regression":
+        raise ValueError(
+            "experiment.privacy: regression standardises the numbers to predict by exact means, which have no noise"
+        )
+    if numbers := [name for name, kind in columns.items() if kind == "number"]:
+        raise ValueError(
+            f"experiment.privacy: the column {numbers[0]!r} would be standardised by an exact mean, which has no "
+            "noise; let each site write features of mean 0 and deviation 1, by figures known beforehand, into an .npz"
+        )
 
 
 def make_plan(file: Path, run: str, sites: list[str]) -> Plan:

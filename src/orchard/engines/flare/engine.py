@@ -46,6 +46,8 @@ class Invitation:
     norm_bound: float
     numbers: int = 0
     """How many columns of a table sites standardise together."""
+    counted: bool = True
+    """Whether sites tell how many samples hold each class; under privacy they do not."""
 
 
 class FlareEngine:
@@ -88,7 +90,8 @@ class FlareEngine:
     def _enrolment(self, answer: Message) -> Enrolment:
         if version_of(answer) != __version__:
             raise MessageRejected(_mismatch(answer))
-        return unpack_enrolment(answer, self.invitation.task, self.invitation.numbers)
+        told = self.invitation
+        return unpack_enrolment(answer, told.task, told.numbers, counted=told.counted)
 
     def start(self, federation: Federation) -> Selections:
         """Tell every site about the federation; return what each selects for the first round.
