@@ -31,7 +31,8 @@ LOOKED_UP = {
     *("data.shifts", "data.tables.reading", "data.tables.settings", "data.tables.targets", "methods.registry"),
     "privacy.settings",
 }
-"""An experiment names a dataset, a partition and a method: these are looked up when the names are read."""
+"""An experiment names a dataset, a partition and a method: these are looked up when the names are read. Its table
+`[privacy]` is checked by that room."""
 
 
 def imports_of(path: Path) -> set[str]:

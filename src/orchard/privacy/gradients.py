@@ -3,7 +3,7 @@
 Two ways to the same. Where all parameters belong to linear layers, convolutions and group normalisation, a sample's
 gradient follows from a layer's inputs and from the gradient at its outputs: one forward and one backward pass for all
 samples, and no gradient of a single sample is ever laid out in the large linear layers. Any other network is
-differentiated sample by sample by `torch.func`, as a batch of one, which takes two to three times as long.
+differentiated sample by sample by `torch.func`, as a batch of one, which takes three to four times as long.
 
 A sample whose gradient is not finite counts as 0. Memory is bounded by chunks of samples.
 """
