@@ -13,8 +13,11 @@ from orchard.export.export import export_model
 from orchard.privacy.accounting import account_of
 from orchard.privacy.settings import Privacy
 from orchard.privacy.statement import before_a_run, promise, warnings
+from orchard.report.content import content_of
 from orchard.report.privacy import cost_rows, document, noise_rows
+from orchard.report.story import story
 from orchard.runs.comparison import Spread
+from orchard.runs.folder import RunFolder
 from orchard.runs.privacy_curve import Cost, Curve
 from test_documents import ROOT
 
@@ -52,6 +55,14 @@ def test_advice_before_a_run_tells_it() -> None:
     found = orchard.check(data=small_arrays(), **{**SMALL, "privacy": {"noise_multiplier": 1.0}})
     assert found[0].startswith("privacy, for each record of a client")
     assert "exact means" not in found[0]
+
+
+def test_the_report_tells_it(tmp_path: Path) -> None:
+    orchard.run(data=small_arrays(), out=tmp_path / "run", **{**SMALL, "privacy": {"noise_multiplier": 1.0}})
+    content = content_of([RunFolder(tmp_path / "run")])
+    said = story(content, content.methods[0])
+    assert "Their models are differentially private, record by record: noise of 1 times the clipping norm." in said
+    assert any(sentence.startswith("The figures here are exact") for sentence in said)
 
 
 def test_the_card_of_a_simulated_client_says_what_is_promised(tmp_path: Path) -> None:

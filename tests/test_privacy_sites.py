@@ -1,21 +1,31 @@
 """Privacy between sites: the noise is theirs alone, figures and counts stay, and a run goes on to the same bits."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from torch import Tensor
 
 import orchard
-from helpers import small_arrays
+from helpers import SMALL, small_arrays
+from orchard.cli.display import print_result
 from orchard.core.contract import Download
 from orchard.errors import UserError
+from orchard.export.export import export_joined
+from orchard.report.content import content_of
+from orchard.runs.folder import RunFolder
+from orchard.sites.check import check
+from orchard.sites.consortium import FILE
+from orchard.sites.consortium import Consortium as Agreed
+from orchard.sites.kit import mark_kit
 from orchard.sites.plan import Plan
 from orchard.sites.report import SiteRun, export, report
 from orchard.sites.worker import _noised
-from sites import SITES, Consortium, small_plan
+from sites import SITES, Consortium, small_plan, write_npz
 
 NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
 
@@ -111,6 +121,19 @@ def test_without_its_key_a_site_does_not_go_on(tmp_path: Path) -> None:
     assert result.rounds[-1].failures == {2: "east, round 3: noise key missing"}
 
 
+def kit_of_north(home: Path) -> Path:
+    """Return as much of a site's kit as `orchard site check` needs."""
+    kit = home / "north-kit"
+    (kit / "startup").mkdir(parents=True)
+    (kit / "local").mkdir()
+    mark_kit(kit)
+    (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
+    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
+    (kit / FILE).write_text(tomli_w.dumps(agreed.model_dump()))
+    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
+    return kit
+
+
 def site_run_of(consortium: Consortium, site: str) -> SiteRun:
     return SiteRun(consortium.record(site), private_plan(), consortium.settings[site].data)
 
@@ -131,6 +154,50 @@ def test_the_exported_model_is_the_last_and_its_card_says_what_is_promised(
     assert "noise_multiplier = 1.0" in card
     assert "of round 2" in card
     assert any(line.startswith("privacy: ε = 13.5, n = 17") for line in report(run))
+
+
+def test_check_says_what_is_promised_and_that_no_figure_leaves(tmp_path: Path) -> None:
+    Consortium(tmp_path)
+    kit, experiment = kit_of_north(tmp_path), tmp_path / "experiment.toml"
+    table = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "privacy": NOISY}
+    experiment.write_text(tomli_w.dumps({**table, "deploy": {"classes": ["a", "b", "c"]}}))
+    said = list(check(kit, experiment))
+    assert "  once: the shape of a sample, and the number of samples in each part" in said
+    assert (
+        "  each round: 'core' (8,012 bytes), made of noised gradients, and the names of the vectors it selects next"
+        in said
+    )
+    stays = "samples, directed relationships, the personalised model, figures, logs"
+    assert f"What does not: {stays}." in said
+    assert any(line.startswith("Privacy: differential privacy for each record") and "ε = 13.5" in line for line in said)
+    assert "  other runs on the same data: their ε add up" in said
+    assert any(line.startswith("note: privacy, for each record") for line in said)
+    assert not list((tmp_path / "north" / "records").iterdir())  # no key was made
+
+
+def test_a_newcomer_is_private_too(tmp_path: Path) -> None:
+    """It has noise of its own, which nobody can repeat, and takes the model of its last round."""
+    changes: dict[str, Any] = {**SMALL, "method": "fedavg-local", "privacy": NOISY}
+    orchard.run(data=small_arrays(), out=tmp_path / "run", **changes)
+    file = write_npz(tmp_path / "newcomer.npz", small_arrays(5)[4])
+    one, other = (orchard.join(tmp_path / "run", file, rounds=2) for _ in range(2))
+    assert one.joined.round == other.joined.round == 1
+    assert not torch.equal(one.joined.model[0], other.joined.model[0])
+    card = export_joined(one, tmp_path / "model.safetensors").read_text("utf-8")
+    assert "The model is that of round 1" in card
+    assert "accuracy" not in card
+    assert "What it says about single records" in card
+
+
+def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(finished.home / "server" / "run")
+    with pytest.raises(UserError, match=r"its figures stay at the sites, under \[privacy\]"):
+        content_of([folder])
+    summary = folder.read("summary.json")
+    assert summary["bmcta"] is None
+    assert [round(epsilon, 1) for epsilon in summary["privacy"]["epsilon"]] == [13.5, 10.7, 9.9, 9.2]
+    print_result(folder.result(), folder.path)
+    assert "figures stay at the sites" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

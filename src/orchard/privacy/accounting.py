@@ -184,6 +184,11 @@ def _root(rising: Callable[[float], float]) -> float:
     return float(brentq(rising, low, high, xtol=1e-12, rtol=1e-10))
 
 
+def check_installed() -> None:
+    """Raise if dp-accounting is not installed."""
+    _libraries()
+
+
 def _libraries() -> tuple[Any, Any, Any]:
     try:
         import dp_accounting

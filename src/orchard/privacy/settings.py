@@ -22,6 +22,12 @@ class Privacy(Settings):
         default=1.0, gt=0, allow_inf_nan=False, description="C, the largest norm of one sample's gradient"
     )
 
+    def __str__(self) -> str:
+        """Return what was set, in a few words."""
+        if self.epsilon is not None:
+            return f"ε = {self.epsilon:g} at δ = {self.delta:g} for every client"
+        return f"noise of {self.noise_multiplier:g} times the clipping norm"
+
     @model_validator(mode="after")
     def _one_of_two(self) -> "Privacy":
         if (self.epsilon is None) == (self.noise_multiplier is None):

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions
+from orchard.privacy.accounting import check_installed
 from orchard.runs.files import check_format
 from orchard.settings import Settings, explain, read_toml, validated
 from orchard.tasks.registry import task_named
@@ -130,7 +131,8 @@ class Plan(Settings):
 
 
 def _check_private(experiment: Experiment) -> None:
-    """Raise if anything would be made of the data that is on no account."""
+    """Raise if anything would be made of the data that is on no account, or if accounts cannot be kept here."""
+    check_installed()
     columns = {} if experiment.table is None else experiment.table.columns or {}
     if experiment.task == "regression":
         raise ValueError(
