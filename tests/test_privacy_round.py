@@ -248,7 +248,7 @@ def test_in_a_simulation_noise_follows_from_the_seed(workers: int) -> None:
     assert not torch.equal(found, vectors(small_run(privacy=NOISY, seed=1)))
 
 
-@pytest.mark.parametrize("name", ["apple", "fedavg-ft", "fedfomo", "graft"])
+@pytest.mark.parametrize("name", ["fedavg-ft", "graft"])
 def test_a_resumed_run_ends_as_without_the_interruption(name: str, tmp_path: Path) -> None:
     changes = {**SMALL, "method": name, "privacy": NOISY, "rounds": 4}
     whole = orchard.run(data=small_arrays(), **changes)

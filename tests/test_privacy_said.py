@@ -13,7 +13,7 @@ from orchard.export.export import export_model
 from orchard.privacy.accounting import account_of
 from orchard.privacy.settings import Privacy
 from orchard.privacy.statement import before_a_run, promise, warnings
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
 from orchard.report.privacy import cost_rows, document, noise_rows
 from orchard.report.story import story
 from orchard.runs.comparison import Spread
@@ -59,7 +59,7 @@ def test_advice_before_a_run_tells_it() -> None:
 
 def test_the_report_tells_it(tmp_path: Path) -> None:
     orchard.run(data=small_arrays(), out=tmp_path / "run", **{**SMALL, "privacy": {"noise_multiplier": 1.0}})
-    content = content_of([RunFolder(tmp_path / "run")])
+    (content,) = contents_of([RunFolder(tmp_path / "run")])
     said = story(content, content.methods[0])
     assert "Their models are differentially private, record by record: noise of 1 times the clipping norm." in said
     assert any(sentence.startswith("The figures here are exact") for sentence in said)

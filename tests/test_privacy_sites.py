@@ -16,7 +16,7 @@ from orchard.cli.display import print_result
 from orchard.core.contract import Download
 from orchard.errors import UserError
 from orchard.export.export import export_joined
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
 from orchard.runs.folder import RunFolder
 from orchard.sites.check import check
 from orchard.sites.consortium import FILE
@@ -192,7 +192,7 @@ def test_a_newcomer_is_private_too(tmp_path: Path) -> None:
 def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(finished.home / "server" / "run")
     with pytest.raises(UserError, match=r"its figures stay at the sites, under \[privacy\]"):
-        content_of([folder])
+        contents_of([folder])
     summary = folder.read("summary.json")
     assert summary["bmcta"] is None
     assert [round(epsilon, 1) for epsilon in summary["privacy"]["epsilon"]] == [13.5, 10.7, 9.9, 9.2]

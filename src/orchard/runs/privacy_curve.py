@@ -29,13 +29,9 @@ SEEDS = (0, 1, 2)
 
 FEDERATIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "heart-all": ({"dataset": "heart-disease"}, {"batch_size": 64, "lr": 0.2}),
-    "digits-iid": (
-        {**DIGITS, "clients": 4, "partition": "iid"},
-        {"model": "logistic", "batch_size": 128, "lr": 0.5, "epochs": 1},
-    ),
     "digits-dirichlet": (
-        {**DIGITS, "partition": {"name": "dirichlet", "alpha": 0.5}},
-        {"model": "logistic", "batch_size": 64, "lr": 0.5, "epochs": 1},
+        {**DIGITS, "partition": {"name": "dirichlet", "alpha": 0.5}, "model": "logistic"},
+        {"batch_size": 64, "lr": 0.5, "epochs": 1},
     ),
     "mnist-practical": (
         {**SMALL, "dataset": "mnist", "partition": "practical", "fraction": 0.2},
@@ -80,7 +76,7 @@ class Curve:
 def measure(federation: str, options: RunOptions, root: Path, seeds: Sequence[int] = SEEDS) -> Iterator[list[Cost]]:
     """Run all methods of a federation, one ε after another; yield their costs."""
     plain, private = FEDERATIONS[federation]
-    for epsilon in (None, *EPSILONS):
+    for epsilon in (None, *reversed(EPSILONS)):
         changes = {} if epsilon is None else {**private, "privacy": {"epsilon": epsilon}}
         base = load_experiment(overrides={**plain, **changes})
         contenders = [parse_contender(method, base) for method in METHODS]
