@@ -1,6 +1,7 @@
 """The accountant against published values, against Opacus, and against closed forms."""
 
 import math
+import sys
 import warnings
 
 import pytest
@@ -141,3 +142,9 @@ def test_settings_are_checked() -> None:
         with pytest.raises(UserError, match="privacy"):
             small_experiment(privacy=wrong)
     assert set(BUILT_IN) >= {"apple", "graft"}
+
+
+def test_without_dp_accounting_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UserError, match=r"needs dp-accounting; install it with: pip install 'orchard\[privacy\]'"):
+        account(Privacy(noise_multiplier=1.5), 12_345, 64, Queries(batches=3))

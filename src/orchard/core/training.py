@@ -119,7 +119,7 @@ def gradient(network: Network, x: Tensor, y: Tensor) -> Tensor:
     """Fill the network's gradient with that of the batch's mean loss, in training mode; return the loss.
 
     The loss is not finite if any part of the gradient is not, so that `run_epochs` notices at the right step.
-    Under privacy each sample's gradient is clipped, and noise is added; the loss is that of the samples as it is.
+    Under privacy each sample's gradient is clipped, noise is added, and the loss is 0: a method does not see it.
     """
     network.module.train()
     if network.private is not None:

@@ -89,6 +89,8 @@ def _steps(
         raise TypeError(f"{kind}.train() must return the mean training loss as a float, not {loss!r}")
     if not math.isfinite(loss):
         raise NotFinite("the mean training loss is not finite")
+    if seen.private is not None:  # which the method has not seen
+        loss = seen.private.mean_loss
     after_training = evaluated("after_training", client.personalised())
     selected = tuple(client.select(download.round + 1))
     return ClientUpdate(client.upload(), selected, loss, after_training, after_aggregation, after_finetuning)

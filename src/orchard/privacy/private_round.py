@@ -33,7 +33,7 @@ class PrivateRound:
         self.privacy, self.account, self._noise, self._data = privacy, account, noise, data
         self.left = queries
         """What may still be asked."""
-        self._draws = 0
+        self._draws, self._loss, self._samples = 0, 0.0, 0
         self._parts: list[tuple[Tensor, float]] = []
         """The batch, or its halves, that a gradient may be asked of, each with its expected number of samples."""
         self._gradients = 0.0
@@ -69,7 +69,7 @@ class PrivateRound:
         return first, second
 
     def gradient(self, network: "Network", x: Tensor, y: Tensor) -> Tensor:
-        """Fill the network's gradient with the clipped, noised mean; return the mean loss, which is not private."""
+        """Fill the network's gradient with the clipped, noised mean; return 0, since the loss would have no noise."""
         share = self._expected_share(x)
         if self._gradients < share:
             self._refuse(f"{self.account.total.gradients} gradients of a batch")
@@ -80,7 +80,14 @@ class PrivateRound:
         noise = self._generator().standard_normal(len(network.gradient))
         noised = network.gradient.cpu().double() + torch.from_numpy(noise) * (sigma * clip)
         network.gradient.copy_((noised / (share * self.expected)).to(network.gradient))
-        return torch.where(losses.isfinite(), losses, 0).sum() / max(1, len(losses))
+        self._loss += float(torch.where(losses.isfinite(), losses, 0).double().sum())
+        self._samples += len(losses)
+        return x.new_zeros(())
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of all samples of the round's batches, for people who may see the data; it has no noise."""
+        return self._loss / max(1, self._samples)
 
     def loss(self, task: Task, outputs: Tensor, y: Tensor, part: str) -> float:
         """Return the mean of all samples' losses in a part, each clipped to [0, limit], with noise."""
