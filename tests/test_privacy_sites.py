@@ -203,6 +203,7 @@ def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.C
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
+        ({"purpose": "statistics"}, "statistics have no noise"),
         ({"task": "regression"}, "standardises the numbers to predict by exact means"),
         (
             {"table": {"target": "ill", "columns": {"age": "number", "sex": ["f", "m"]}}},
@@ -211,5 +212,7 @@ def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.C
     ],
 )
 def test_what_has_no_noise_is_refused(changes: dict[str, Any], why: str) -> None:
+    experiment = {"privacy": NOISY, **changes}
+    purpose = experiment.pop("purpose", "training")
     with pytest.raises(UserError, match=why):
-        private_plan(**changes)
+        small_plan(**experiment).changed(purpose=purpose)

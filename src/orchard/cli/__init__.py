@@ -13,10 +13,34 @@ from orchard.engines.pages import use_large_pages
 from orchard.errors import DataWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
-from orchard.cli import running, tuning, joining, methods, panel, looking, data, deploy, site  # in the order of --help
+from orchard.cli import (  # in the order of --help
+    running,
+    tuning,
+    joining,
+    methods,
+    panel,
+    looking,
+    data,
+    deploy,
+    server,
+    site,
+)
 # isort: on
 
-__all__ = ["app", "data", "deploy", "joining", "looking", "main", "methods", "panel", "running", "site", "tuning"]
+__all__ = [
+    "app",
+    "data",
+    "deploy",
+    "joining",
+    "looking",
+    "main",
+    "methods",
+    "panel",
+    "running",
+    "server",
+    "site",
+    "tuning",
+]
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -57,6 +57,8 @@ class Plan(Settings):
     sites: list[str] = Field(min_length=1)
     experiment: Experiment
     agreement: Agreement
+    purpose: Literal["training", "statistics"] = "training"
+    """What sites are asked for; a site does nothing else with this plan."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,6 +90,8 @@ class Plan(Settings):
         if not isinstance(experiment.model, str):
             raise ValueError("experiment.model: must be named, since code does not travel")
         if experiment.privacy is not None:
+            if self.purpose == "statistics":
+                raise ValueError("experiment.privacy: statistics have no noise; ask for them without, or not at all")
             _check_private(experiment)
         if minimum is not None and minimum > len(self.sites):
             raise ValueError(f"agreement.min_sites = {minimum}: there are {len(self.sites)} sites")
@@ -145,7 +149,7 @@ def _check_private(experiment: Experiment) -> None:
         )
 
 
-def make_plan(file: Path, run: str, sites: list[str]) -> Plan:
+def make_plan(file: Path, run: str, sites: list[str], purpose: str = "training") -> Plan:
     """Make a plan from an experiment's file with a table `[deploy]`; run options are left to the sites."""
     values: dict[str, Any] = read_toml(file)
     if TABLE not in values:
@@ -154,5 +158,5 @@ def make_plan(file: Path, run: str, sites: list[str]) -> Plan:
     values = {key: value for key, value in values.items() if key not in RunOptions.model_fields}
     values |= {"clients": len(sites), "partition": {"name": "given"}}
     values.setdefault("dataset", "sites")
-    plan = {"run": run, "sites": sites, "experiment": values, "agreement": agreement}
+    plan = {"run": run, "sites": sites, "experiment": values, "agreement": agreement, "purpose": purpose}
     return validated(Plan, plan, f"{file}: ")
