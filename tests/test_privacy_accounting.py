@@ -148,3 +148,9 @@ def test_without_dp_accounting_it_is_said_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r"needs dp-accounting; install it with: pip install 'orchard\[privacy\]'"):
         account(Privacy(noise_multiplier=1.5), 12_345, 64, Queries(batches=3))
+
+
+def test_cores_are_not_left_out_by_exact_losses() -> None:
+    with pytest.raises(UserError, match=r"method\.robust = true: leaves cores out by exact validation losses"):
+        small_experiment(method="apple", robust=True, privacy={"noise_multiplier": 1.0})
+    assert small_experiment(method="fedavg", robust=True, privacy={"noise_multiplier": 1.0})

@@ -27,6 +27,8 @@ def engine_for(plan: Plan, present: list[str], carry: Carry) -> FlareEngine:
         task=plan.task,
         min_sites=plan.min_sites,
         norm_bound=agreed.norm_bound,
+        scale_bound=agreed.scale_bound,
+        samples=agreed.samples,
         numbers=plan.shared_numbers,
         counted=plan.experiment.privacy is None,
     )

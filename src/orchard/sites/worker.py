@@ -18,6 +18,7 @@ from orchard import __version__
 from orchard.core.contract import Client, ClientUpdate, Download
 from orchard.core.federation import Federation
 from orchard.core.models import MODELS, draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model
 from orchard.data.clients import ClientData, FederatedData
@@ -302,6 +303,7 @@ def started(known: Enrolled, message: Message, noise: Noise | None = None) -> St
     network = federation.network()
     held = mine.to(network.vector)
     check_training(network, data.shape, experiment, [held])
+    check_network(federation, [held])
     if experiment.privacy is not None:
         noise = noise or known.record.noise()
     context = ClientContext(
