@@ -1,4 +1,4 @@
-"""Measure speed and memory, as ratios: ``python benchmarks [--json] [steps rounds workers memory loading]``.
+"""Measure speed and memory, as ratios: ``python benchmarks [--json] [steps private rounds workers memory loading]``.
 
 ``python benchmarks silos`` measures twelve sites over FLARE, by its name only: it needs the extra [deploy].
 """
@@ -11,7 +11,7 @@ from importlib import import_module
 from orchard.engines.pages import use_large_pages
 from orchard.errors import UserError
 
-ORDINARY = ("steps", "rounds", "workers", "memory", "loading")
+ORDINARY = ("steps", "private", "rounds", "workers", "memory", "loading")
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
 from orchard.data.clients import DataDistribution, FederatedData
-from orchard.engines.client_round import OnEvaluation, check_single_samples, run_client_round
+from orchard.engines.client_round import OnEvaluation, check_training, run_client_round
 from orchard.engines.engine import Selections
 from orchard.engines.guards import check_keys, tensors_in
 from orchard.engines.memory import Stacker, return_freed_memory, share
@@ -88,7 +88,7 @@ class LocalEngine:
             check_keys(client)
         probe = federation.network()
         self.data = tuple(client.to(probe.vector) for client in self.data)
-        check_single_samples(probe, federation.shape, self.experiment, self.data)
+        check_training(probe, federation.shape, self.experiment, self.data)
         check_network(federation, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
         self.random_layers = draws_randomly(probe, federation.shape)

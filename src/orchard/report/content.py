@@ -113,6 +113,8 @@ def _usable(folders: Sequence[RunFolder], live: bool) -> tuple[list[Entry], list
             entries.append(Entry(folder, result))
         else:
             waiting = "no round has been measured yet; orchard watch shows it while it goes on"
+            if result.figures_stay:
+                waiting = "its figures stay at the sites, under [privacy]; each has `orchard site report`"
             reasons.append(f"{folder.path}: {waiting}")
     if not entries:
         raise UserError("\n".join(reasons))
@@ -212,6 +214,7 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         commands=[command] if command else [],
         settings=to_toml(experiment),
         deployed=deployed,
+        privacy="" if experiment.privacy is None else str(experiment.privacy),
     )
 
 

@@ -74,6 +74,8 @@ class MethodView:
     settings: str
     deployed: bool
     """Whether the clients were on separate machines."""
+    privacy: str = ""
+    """What was promised for each record; empty without differential privacy."""
     gains: Values | None = None
     """Each client's gain over training alone; None if no run trained alone."""
     alone: float | None = None
