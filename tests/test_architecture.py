@@ -18,10 +18,11 @@ ROOMS = {
     "engines": {"core", "data", "tasks"},
     "runs": {"engines", "methods", "core", "data", "tasks"},
     "export": {"runs", "engines", "core", "data", "tasks"},
+    "audit": {"runs", "engines", "core", "data", "tasks"},
     "sites": {"export", "runs", "engines", "methods", "core", "data", "tasks"},
-    "report": {"runs", "core", "data", "tasks"},
+    "report": {"audit", "runs", "core", "data", "tasks"},
     "paper": {"runs", "methods", "core", "data"},
-    "cli": {"paper", "report", "sites", "export", "runs", "engines", "methods", "core", "data", "tasks"},
+    "cli": {"paper", "report", "sites", "audit", "export", "runs", "engines", "methods", "core", "data", "tasks"},
 }
 """A room may import itself, the files at the top, and these."""
 

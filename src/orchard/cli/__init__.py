@@ -13,10 +13,24 @@ from orchard.engines.pages import use_large_pages
 from orchard.errors import DataWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
-from orchard.cli import running, tuning, joining, methods, panel, looking, data, deploy, site  # in the order of --help
+from orchard.cli import running, tuning, joining, auditing  # in the order of --help
+from orchard.cli import methods, panel, looking, data, deploy, site
 # isort: on
 
-__all__ = ["app", "data", "deploy", "joining", "looking", "main", "methods", "panel", "running", "site", "tuning"]
+__all__ = [
+    "app",
+    "auditing",
+    "data",
+    "deploy",
+    "joining",
+    "looking",
+    "main",
+    "methods",
+    "panel",
+    "running",
+    "site",
+    "tuning",
+]
 
 
 def main() -> None:

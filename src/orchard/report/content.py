@@ -1,4 +1,4 @@
-"""Reads what a report shows; no other file of this package reads run folders."""
+"""Reads what a report shows; no other file of this package reads run folders, but for audits in `leaks.py`."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,7 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment, to_toml
 from orchard.method import Moment
 from orchard.report.command import DEPLOYED, command_of
+from orchard.report.leaks import leaks_of
 from orchard.report.views import (
     SELECTED,
     Content,
@@ -65,7 +66,8 @@ def content_of(folders: Sequence[RunFolder], *, live: bool = False) -> Content:
     labelled = zip(_labels([group[0] for group in groups]), beside, strict=True)
     methods = [mean_view(label, runs, distribution.clients) for label, runs in labelled]
     title = f"{readable(Path(first.experiment.dataset).name)}, {first.experiment.partition.name} split"
-    return Content(title, distribution, methods, left_out + repeated)
+    leaks = leaks_of([entry.folder for entry in entries if entry.given is None])
+    return Content(title, distribution, methods, left_out + repeated, leaks)
 
 
 def _usable(folders: Sequence[RunFolder], live: bool) -> tuple[list[Entry], list[str]]:

@@ -11,6 +11,7 @@ function draw() {
   drawHelping();
   drawHoldings();
   drawTraffic();
+  drawLeaks();
   drawSettings();
 }
 

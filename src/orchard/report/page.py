@@ -31,7 +31,7 @@ MEANINGS = {
     "classes but for the background.",
 }
 """What a task's score is, for people who do not train networks."""
-SCRIPTS = ("charts.js", "matrices.js", "saving.js", "report.js", "headline.js", "helping.js", "controls.js")
+SCRIPTS = ("charts.js", "matrices.js", "saving.js", "report.js", "headline.js", "helping.js", "leaks.js", "controls.js")
 
 
 def write_report(runs: Sequence[Path], output: Path) -> list[str]:
@@ -64,6 +64,7 @@ def page_data(content: Content) -> dict[str, Any]:
         "overview": overview(content),
         "ranking": asdict(ranks) if ranks else None,
         "left_out": content.left_out,
+        "leaks": asdict(content.leaks) if content.leaks else None,
         "methods": [_view_data(content, view) for view in content.methods],
     }
 
