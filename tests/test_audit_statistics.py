@@ -70,7 +70,7 @@ def steinke(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     """The bound as the paper has it, with scipy's distribution."""
     q = 1 / (1 + math.exp(-epsilon))
     steepest = max((stats.binom.cdf(v - 1, r, q) - stats.binom.cdf(v - i - 1, r, q)) / i for i in range(1, m + 1))
-    return min(1.0, stats.binom.sf(v - 1, r, q) + 2 * m * delta * max(0.0, float(steepest)))
+    return min(1.0, float(stats.binom.sf(v - 1, r, q)) + 2 * m * delta * max(0.0, float(steepest)))
 
 
 @pytest.mark.parametrize(("m", "r", "v"), [(100, 100, 70), (100, 40, 40), (200, 50, 41), (50, 0, 0)])
@@ -159,7 +159,10 @@ def test_the_likelihood_ratio_by_hand() -> None:
     losses = torch.tensor([0.5, 1.0])
     shadows = torch.tensor([[0.4, 0.9], [0.6, 0.7], [1.0, 1.5], [2.0, 1.1]])
     trained = torch.tensor([[True, True], [True, True], [False, False], [False, False]])
-    phi = lambda loss: -math.log(math.expm1(loss))  # noqa: E731
+
+    def phi(loss: float) -> float:
+        return -math.log(math.expm1(loss))
+
     inside, outside = ([[phi(x) for x in row] for row in part] for part in (shadows[:2].tolist(), shadows[2:].tolist()))
     expected = []
     for k in range(2):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from orchard.audit.canaries import canaries_of
 from orchard.audit.capture import Losses, Recorder, Step, repeat, trained_on
@@ -32,7 +31,6 @@ from orchard.audit.rehearsal import (
     FirstUploads,
     Recovered,
     class_frequencies,
-    first_starts,
     labels_of_single_samples,
     recovered,
 )
@@ -44,6 +42,7 @@ from orchard.data.clients import FederatedData
 from orchard.data.samples import Samples
 from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment, RunOptions
+from orchard.randomness import derived_seed
 from orchard.runs.environment import RESULTS_VERSION
 from orchard.runs.files import to_json, write_durably, write_tensors
 from orchard.runs.folder import RunFolder
@@ -109,6 +108,11 @@ class _Work:
     say: Say
     left_out: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def privacy(self) -> Mapping[str, Any]:
+        """What the run promises, by the names of its settings."""
+        return self.experiment.identity().get("privacy") or {}
+
     def audit(self) -> Audit:
         """Repeat, attack, and put together."""
         asked = asked_of(self.data, self.plan.seed)
@@ -128,16 +132,13 @@ class _Work:
         found += self._likelihood(losses, asked)
         canaries = self._canaries()
         self.say("recovering labels and samples")
-        starts: dict[int, Tensor] = {}
         labels = self._unless("labels", lambda: labels_of_single_samples(*self._few(), self.plan.seed))
-        if first.models:
-            starts = self._unless("classes", lambda: first_starts(*self._few())[0]) or {}
-        frequencies = self._unless("classes", lambda: class_frequencies(first, starts, self.data))
+        frequencies = self._unless("classes", lambda: class_frequencies(*self._few(), first))
         images = self._unless("samples", lambda: recovered(*self._few(), self.plan.seed))
         self._draw(images or {})
         return Audit(
-            self.experiment.method.name,
-            Path(self.experiment.dataset).name,
+            self.experiment.method.label(),
+            self.privacy.get("epsilon"),
             self.plan,
             _same_figures(result, self.folder.result()),
             found,
@@ -160,7 +161,9 @@ class _Work:
         for k in range(shadows):
             self.say(f"shadow {k + 1} of {shadows}")
             parts = shadow_parts(asked, trained[k])
-            tried.append(self._kept(f"shadow-{k + 1}", parts, Recorder(asked.records)))
+            # A seed of its own: an attacker knows neither the order of batches nor noise.
+            seed = derived_seed(self.experiment.seed, "shadow", self.plan.seed, k) >> 1
+            tried.append(self._kept(f"shadow-{k + 1}", parts, Recorder(asked.records), seed))
         return [
             likelihood_attack(values, torch.stack([one[sees] for one in tried]), trained, members, sees)
             for sees, values in losses.items()
@@ -171,12 +174,13 @@ class _Work:
         if not self.plan.canaries:
             return {}
         self.say("canaries")
+        delta = self.privacy.get("delta", 0.0)
         canaries = canaries_of(self.data, self.plan.canaries, self.plan.seed)
         parts = canaries.training_parts(self.data)
-        losses = self._kept("canaries", parts, Recorder(canaries.samples, compared=True))
-        return {sees: guess(-values, canaries.coins()) for sees, values in losses.items() if sees != "peers"}
+        losses = self._kept("canaries", parts, Recorder(canaries.samples, compared=True), self.experiment.seed)
+        return {sees: guess(-values, canaries.coins(), delta) for sees, values in losses.items() if sees != "peers"}
 
-    def _kept(self, name: str, parts: list[Samples], recorder: Recorder) -> Losses:
+    def _kept(self, name: str, parts: list[Samples], recorder: Recorder, seed: int) -> Losses:
         """Return the losses of a run with other training parts, from an earlier audit if it kept them."""
         file = self.folder.path / "audit" / f"{name}.safetensors"
         identity = {"plan": asdict(self.plan), "version": RESULTS_VERSION, "data": self.data.fingerprint()}
@@ -187,7 +191,8 @@ class _Work:
                 self.step()
             return kept
         data = trained_on(self.data, parts)
-        _, models = repeat(self.experiment, data, self.options, recorder, step=self.step, stop=self.stop)
+        experiment = self.experiment.model_copy(update={"seed": seed})
+        _, models = repeat(experiment, data, self.options, recorder, step=self.step, stop=self.stop)
         losses = recorder.losses(models)
         write_tensors(file, losses, about)
         return losses

@@ -56,7 +56,9 @@ class Audit:
     """What an audit found."""
 
     method: str
-    dataset: str
+    """With the parameters that are not defaults."""
+    epsilon: float | None
+    """ε that the run was promised to keep; None without differential privacy."""
     plan: Plan
     same_figures: bool
     """Whether the repeated run gave the figures of the run; another processor changes last bits."""
@@ -76,7 +78,7 @@ def read_audit(folder: Path) -> Audit | None:
     content = RunFolder(folder).read("audit.json")
     if not content:
         return None
-    check_format(content.get("format"), FORMAT, "audit", folder / "audit.json")
+    check_format(content.get("format"), FORMAT, "leakage report", folder / "audit.json")
     try:
         return TypeAdapter(Audit).validate_python(content)
     except ValueError as error:

@@ -71,7 +71,8 @@ def first_starts(
 ) -> tuple[dict[int, Tensor], list[Tensor]]:
     """Return what every client would upload if it took no step, and its model then: both known before it starts."""
     first = FirstUploads()
-    still = experiment.model_copy(update={"epochs": 0})
+    without = {"privacy": None} if "privacy" in type(experiment).model_fields else {}  # no step has no noise
+    still = experiment.model_copy(update={"epochs": 0, **without})
     _, models = repeat(still, data, options, first, exchanges=1)
     return first.models or {}, [vector for vector, _ in models]
 
@@ -106,7 +107,7 @@ def labels_of_single_samples(experiment: Experiment, data: FederatedData, option
     return Labels(right, tried)
 
 
-def class_frequencies(first: FirstUploads, starts: Mapping[int, Tensor], data: FederatedData) -> float:
+def class_frequencies(experiment: Experiment, data: FederatedData, options: RunOptions, first: FirstUploads) -> float:
     """Return the correlation of the first round's update of the last bias with the classes, mean over clients."""
     _check_classes(data)
     if first.federation is None or not first.models:
@@ -114,7 +115,7 @@ def class_frequencies(first: FirstUploads, starts: Mapping[int, Tensor], data: F
     place = last_bias(first.federation.network())
     if place is None:
         raise UserError("the last layer has no bias")
-    found = []
+    (starts, _), found = first_starts(experiment, data, options), []
     for i, upload in first.models.items():
         counts = upload.new_tensor(data.task.counts(data.clients[i].train.y))
         found.append(correlation(upload[place] - starts[i][place], counts))

@@ -30,14 +30,15 @@ def table_of(audits: Sequence[tuple[str, Audit]]) -> tuple[Row, list[Row]]:
     """Return the table's head and its rows, without those that no audit has a figure for."""
     found = [one for _, one in audits]
     sizes = sorted({image.samples for one in found for image in one.images})
-    rows = [*_membership(found), *_canaries(found), *_first_steps(found, sizes), *_wanted(found)]
+    promised = ("ε promised", *(_number(one.epsilon) for one in found))
+    rows = [promised, *_membership(found), *_canaries(found), *_first_steps(found, sizes), *_wanted(found)]
     kept = [row for row in rows if any(cell != NOTHING for cell in row[1:])]
     return ("what is measured", *(label for label, _ in audits)), kept
 
 
 def labels_of(runs: Sequence[Path], audits: Sequence[Audit]) -> list[str]:
     """Return the runs' methods, with their folders' names where a method comes twice."""
-    methods = [found.method for found in audits]
+    methods = [f"{found.method}, ε = {found.epsilon:g}" if found.epsilon else found.method for found in audits]
     return [
         method if methods.count(method) == 1 else f"{method} ({run.name})"
         for method, run in zip(methods, runs, strict=True)

@@ -126,7 +126,7 @@ def _by_method(entries: Sequence[Entry]) -> tuple[list[list[Entry]], list[str]]:
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
     """Return a unique name for each entry: its method, then what tells it from the others."""
-    labels = [entry.given or _method_label(entry.experiment) for entry in entries]
+    labels = [entry.given or entry.experiment.method.label() for entry in entries]
     alike = [[e for e, other in zip(entries, labels, strict=True) if other == label] for label in labels]
     labels = [
         ", ".join([label, *(_differing(entry, group) if len(group) > 1 else [])])
@@ -137,14 +137,6 @@ def _labels(entries: Sequence[Entry]) -> list[str]:
         names = (label if k == 1 else f"{label} ({k})" for k in count(1))
         unique.append(next(name for name in names if name not in unique))
     return unique
-
-
-def _method_label(experiment: Experiment) -> str:
-    """Return the method's name and its parameters that are not defaults, in the form that `compare` takes."""
-    method = experiment.method
-    fields = type(method).model_fields
-    changed = [f"{key}={value}" for key, value in method if key != "name" and value != fields[key].default]
-    return ":".join([method.name, *changed])
 
 
 def _differing(entry: Entry, alike: Iterable[Entry]) -> list[str]:
