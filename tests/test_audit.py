@@ -15,10 +15,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import orchard
-from helpers import SMALL, federation_of, small_arrays, small_data, small_experiment
+from helpers import ROOT, SMALL, federation_of, small_arrays, small_data, small_experiment
 from orchard.audit.audit import audit
 from orchard.audit.canaries import canaries_of
 from orchard.audit.capture import Recorder, losses_of, repeat, trained_on
+from orchard.audit.document import document, keep
 from orchard.audit.findings import Plan, read_audit
 from orchard.audit.inversion import likeness, matched, sample_of
 from orchard.audit.membership import asked_of, shadow_parts
@@ -40,7 +41,7 @@ from orchard.core.federation import Federation
 from orchard.core.vector import Network
 from orchard.data.samples import Samples
 from orchard.errors import UserError
-from orchard.experiment import RunOptions, load_experiment
+from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.report.content import content_of
 from orchard.report.page import page, page_data
 from orchard.runs.folder import RunFolder
@@ -288,6 +289,35 @@ def test_losses_of_single_samples_add_up(task: str) -> None:
     assert float(each.sum()) == pytest.approx(float(together), rel=1e-4)
 
 
+# --- Differential privacy ---
+
+
+def canary_bound(**changes: object) -> float:
+    """The bound on ε by 200 canaries in digits that are learned by heart, from all that the server sees."""
+    values = {"dataset": "digits", "clients": 4, "partition": "iid", "fraction": 0.4, "model": "mlp", "rounds": 4}
+    values |= {"method": "fedavg-local", "epochs": 20, "batch_size": 16, "lr": 0.02}
+    experiment = load_experiment(overrides={**values, **changes})
+    data = load_data(experiment)
+    canaries = canaries_of(data, 200, seed=0)
+    recorder = Recorder(canaries.samples, compared=True)
+    _, models = repeat(experiment, trained_on(data, canaries.training_parts(data)), RunOptions(), recorder)
+    losses, private = recorder.losses(models), experiment.identity().get("privacy") or {}
+    found = [guess(-losses[sees], canaries.coins(), private.get("delta", 0.0)) for sees in ("last", "uploads")]
+    return max(one.epsilon for one in found)
+
+
+@pytest.mark.slow
+def test_without_privacy_canaries_show_far_more_than_chance() -> None:
+    assert canary_bound() > 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("privacy" not in Experiment.model_fields, reason="there is no differential privacy yet")
+@pytest.mark.parametrize("epsilon", [1, 3, 8])
+def test_with_privacy_the_bound_stays_below_what_is_promised(epsilon: float) -> None:
+    assert canary_bound(privacy={"epsilon": epsilon}) < epsilon
+
+
 # --- The command ---
 
 TINY: dict[str, Any] = {"dataset": "digits", "clients": 3, "model": "mlp", "rounds": 3, "epochs": 1, "fraction": 0.3}
@@ -343,6 +373,18 @@ def test_what_was_measured_is_not_measured_again(audited: tuple[Path, str]) -> N
     assert load_file(file).keys() == losses.keys()
     audit(root / "b", Plan(2, 24, seed=1))  # another plan: nothing that is kept fits it
     assert file.stat().st_mtime_ns != before
+
+
+def test_the_page_of_the_documentation_is_made_from_what_is_kept(audited: tuple[Path, str], tmp_path: Path) -> None:
+    (tmp_path / "audit.md").write_text("one\n\n{TABLE}\n\n{NOTES}\n", "utf-8")
+    for label, name in {"apple": "a", "separate": "b"}.items():
+        found = read_audit(audited[0] / name)
+        assert found is not None
+        keep(tmp_path, [(label, found)])
+    lines = document(tmp_path).splitlines()
+    assert lines[2] == "| what is measured | apple | separate |"
+    assert lines[-1].startswith("- separate: samples not measured")
+    assert document(ROOT / "results") == (ROOT / "docs" / "audit.md").read_text("utf-8")
 
 
 def test_it_is_on_the_report(audited: tuple[Path, str]) -> None:

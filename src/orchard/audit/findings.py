@@ -1,7 +1,9 @@
 """What an audit finds, and how it is kept: `audit.json` in the run's folder."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -76,10 +78,13 @@ class Audit:
 def read_audit(folder: Path) -> Audit | None:
     """Return what an audit of a run found; None if there was none."""
     content = RunFolder(folder).read("audit.json")
-    if not content:
-        return None
-    check_format(content.get("format"), FORMAT, "leakage report", folder / "audit.json")
+    return parsed(content, folder / "audit.json") if content else None
+
+
+def parsed(content: Mapping[str, Any], place: Path) -> Audit:
+    """Return an audit read back from plain values."""
+    check_format(content.get("format"), FORMAT, "leakage report", place)
     try:
         return TypeAdapter(Audit).validate_python(content)
     except ValueError as error:
-        raise UserError(f"{folder / 'audit.json'}: cannot be read: {error}") from None
+        raise UserError(f"{place}: cannot be read: {error}") from None

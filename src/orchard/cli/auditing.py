@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchard.cli.options import Quiet, RunsArgument, app
+from orchard.cli.options import Quiet, RunsArgument, app, make_folder
 
 if TYPE_CHECKING:
     from orchard.audit.findings import Audit
@@ -23,6 +23,9 @@ def audit(
     ] = 200,
     seed: Annotated[int, typer.Option(help="Of the records asked for, the shadows and the canaries.")] = 0,
     style: Annotated[Literal["text", "markdown"], typer.Option("--format", help="How the table is printed.")] = "text",
+    results: Annotated[
+        Path | None, typer.Option(help="Also keep the figures in this folder's audit.json, beside those of other runs.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Attack finished runs and measure what leaks: who was trained on, a bound on ε, labels, samples.
@@ -32,6 +35,7 @@ def audit(
     """
     from orchard.audit.audit import audit as audit_run
     from orchard.audit.audit import auditable
+    from orchard.audit.document import keep
     from orchard.audit.findings import Plan
     from orchard.audit.table import labels_of
     from orchard.cli.progress import rounds_shown
@@ -39,6 +43,8 @@ def audit(
     from orchard.runs.folder import RunFolder
     from orchard.runs.listing import found_runs
 
+    if results:
+        make_folder("--results", results)
     plan, folders = Plan(shadows, canaries, seed), found_runs(runs)
     experiments = [auditable(RunFolder(folder))[0] for folder in folders]  # all are checked before one is audited
     exchanges = sum(map(plan.exchanges, experiments))
@@ -53,7 +59,10 @@ def audit(
 
     with rounds_shown("auditing", exchanges, quiet=quiet) as step, stoppable() as stop:
         found = [audited(folder) for folder in folders]
-    _print(list(zip(labels_of(folders, found), found, strict=True)), style)
+    audits = list(zip(labels_of(folders, found), found, strict=True))
+    _print(audits, style)
+    if results:
+        keep(results, audits)
     for folder in folders:
         typer.echo(f"kept in {folder / 'audit.json'}", err=True)
 
