@@ -61,11 +61,26 @@ class Federation:
         self.consortium = Consortium.model_validate({"name": "lungs", **parties, "storage": storage, **consortium})
         make_kits(self.consortium, self.kits)
         for site, given in zip(sites, data, strict=True):
-            (home / site).mkdir()
-            file = given if isinstance(given, Path) else stored(given, home / site / "data.npz")
-            places = {"data": os.path.relpath(file, self.kits / site), "records": f"../../{site}/records"}
-            (self.kits / site / "local" / "site.toml").write_text(tomli_w.dumps(places))
+            self._settle(site, given)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def _settle(self, site: str, given: ClientArrays | Path) -> None:
+        """Give a site its data and settings."""
+        (self.home / site).mkdir()
+        file = given if isinstance(given, Path) else stored(given, self.home / site / "data.npz")
+        places = {"data": os.path.relpath(file, self.kits / site), "records": f"../../{site}/records"}
+        (self.kits / site / "local" / "site.toml").write_text(tomli_w.dumps(places))
+
+    def join(self, site: str, given: ClientArrays) -> None:
+        """Make a kit for one site more, with the others' as they are."""
+        self.agree([*self.sites, site])
+        self._settle(site, given)
+
+    def agree(self, sites: Sequence[str]) -> None:
+        """Let other sites be the members from now on."""
+        self.sites = list(sites)
+        self.consortium = self.consortium.model_copy(update={"sites": self.sites})
+        make_kits(self.consortium, self.kits)
 
     def __enter__(self) -> Self:
         return self
@@ -156,8 +171,14 @@ class Federation:
 
     def rounds(self, site: str) -> int:
         """Return how many rounds a site has on its disk."""
-        found = [int(file.stem.removeprefix("rounds-")) for file in (self.home / site / "records").rglob("*.json")]
+        found = [
+            int(file.stem.removeprefix("rounds-")) for file in (self.home / site / "records").rglob("rounds-*.json")
+        ]
         return max(found, default=0)
+
+    def rounds_at_server(self, storage: Path) -> list[int]:
+        """Return after which rounds the server has checkpoints in its storage, or in a copy of it."""
+        return [int(file.stem.removeprefix("rounds-")) for file in storage.rglob("checkpoints/rounds-*.json")]
 
     def wait(self, true: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE

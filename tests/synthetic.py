@@ -50,7 +50,8 @@ class SyntheticRun:
         self.result = Result.of(experiment, held, self.diagnostics(0))
         self.folder = RunFolder(path)
         path.mkdir(parents=True)
-        self.folder.create(self.result, RunOptions(), {"started": datetime.now(UTC).isoformat()})
+        about = {"started": datetime.now(UTC).isoformat(), "data": dataset}
+        self.folder.create(self.result, RunOptions(), about)
 
     def diagnostics(self, r: int) -> dict[str, list[list[float]]]:
         """Relationships that grow from 1/N towards ones drawn at random, the first client's helpers soonest."""
@@ -64,6 +65,15 @@ class SyntheticRun:
         for _ in range(rounds):
             self.round()
         return self
+
+    def by_class(self) -> list[list[list[int]]]:
+        """Of each class, as many test samples as the client's number from 1 are taken for the next class."""
+        tests = self.result.distribution.counts["test"]
+        wrong = [[min(i + 1, held) for held in row] for i, row in enumerate(tests)]
+        return [
+            [row for k, held in enumerate(tests[i]) for row in ([k, k, held - few[k]], [k, (k + 1) % len(few), few[k]])]
+            for i, few in enumerate(wrong)
+        ]
 
     def round(self) -> None:
         """End one more round."""
@@ -93,4 +103,5 @@ class SyntheticRun:
         """Run all rounds that are left and end the run."""
         self.run(self.result.experiment.rounds - len(self.result.rounds))
         self.folder.write("summary.json", {"state": "finished"})
+        self.folder.write("by_class.json", {"round": self.result.figures().best.round, "clients": self.by_class()})
         return self.folder.path

@@ -42,8 +42,8 @@ from orchard.core.vector import Network
 from orchard.data.samples import Samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions, load_experiment
-from orchard.report.content import content_of
-from orchard.report.page import page, page_data
+from orchard.report.content import contents_of
+from orchard.report.page import whole_page
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import load_data
@@ -389,11 +389,11 @@ def test_the_page_of_the_documentation_is_made_from_what_is_kept(audited: tuple[
 
 def test_it_is_on_the_report(audited: tuple[Path, str]) -> None:
     root, _ = audited
-    content = content_of([RunFolder(root / "a"), RunFolder(root / "b")])
+    content = contents_of([RunFolder(root / "a"), RunFolder(root / "b")])[0]
     assert content.leaks is not None
     assert list(content.leaks.head) == ["what is measured", "apple:budget=1", "separate"]
     assert [label for label, _ in content.leaks.pictures] == ["apple:budget=1"]
-    text = page(page_data(content))
+    text = whole_page([content])
     assert "data:image/png;base64," in text
     assert "labels of single samples" in text
 

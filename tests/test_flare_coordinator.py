@@ -10,9 +10,10 @@ pytest.importorskip("nvflare")
 
 from orchard.errors import RunFailed
 from orchard.runs.folder import RunFolder
+from orchard.sites.commands import stop
 from orchard.sites.connection import Connection, SiteStatus, printable
 from orchard.sites.job import RESULTS
-from orchard.sites.supervision import LOOKS_UNTIL_STUCK, RETRY_SECONDS, Supervisor, stop
+from orchard.sites.supervision import LOOKS_UNTIL_STUCK, RETRY_SECONDS, Supervisor
 from sites import SITES, small_plan
 
 
@@ -56,7 +57,7 @@ def test_a_server_leaves_no_files_but_those_of_a_run(tmp_path: Path, monkeypatch
     for name in ("plan.json", "deploy.json", "summary.json", "error.txt"):
         (left / "workspace" / RESULTS / name).write_text("a\x1b[31m\nb")
     server = Server()
-    monkeypatch.setattr(server, "_call", lambda command: left)
+    monkeypatch.setattr(server, "_call", lambda name, job, to, limit: left)
     assert server.fetch("job", mine) == "a [31m b"
     assert [file.name for file in mine.iterdir()] == ["summary.json"]
 
@@ -153,8 +154,8 @@ def test_stopping_waits_for_the_round_and_ends_only_a_job_that_has_long_been_sil
             return {"out": []} if self.looks < 200 and self.looks % 7 else None
 
     server = Busy()
-    monkeypatch.setattr("orchard.sites.supervision.Connection", lambda kit: server)
-    monkeypatch.setattr("orchard.sites.supervision.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("orchard.sites.commands.Connection", lambda kit, waiting: server)
+    monkeypatch.setattr("orchard.sites.commands.time.sleep", lambda seconds: None)
     (tmp_path / "plan.json").write_text(small_plan().to_json())
     stop(tmp_path, tmp_path, now=False, say=lambda text: None)
     assert server.looks == 199 + LOOKS_UNTIL_STUCK

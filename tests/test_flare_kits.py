@@ -3,7 +3,6 @@
 import json
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -38,15 +37,13 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_job_is_over_when_it_has_ended_or_its_server_was_started_since_and_knows_it_no_more(kits: Path) -> None:
+def test_a_job_is_over_when_it_has_ended_or_its_server_was_started_since_and_knows_it_no_more(
+    kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def is_over(status: str, running: list[str], started: float) -> bool:
-        server = SimpleNamespace(
-            job_info=[SimpleNamespace(job_id=job) for job in running], server_info=SimpleNamespace(start_time=started)
-        )
+        answers = {"system": {"started": started, "jobs": running}, "meta": {"submit_time": 100.0}}
         connection = Connection(kits / "ada@example.org")
-        connection._session = SimpleNamespace(
-            get_system_info=lambda: server, get_job_meta=lambda job: {"submit_time": 100.0}, close=lambda: None
-        )
+        monkeypatch.setattr(connection, "_call", lambda name, *arguments, expected=None: answers[name])
         return connection.is_over("job", status)
 
     assert is_over("FINISHED:COMPLETED", [], 50.0)

@@ -1,5 +1,6 @@
 """A site's records: a round goes on from the state that the last one left, or not at all."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from filelock import FileLock
 
 import orchard
 from helpers import small_arrays, small_experiment
+from orchard.engines.flare.messages import Message
 from sites import SITES, Consortium, figures, same_models, small_plan
 
 
@@ -59,8 +61,76 @@ def test_a_round_whose_record_is_damaged_is_run_again(tmp_path: Path) -> None:
     assert same_models(consortium, together)
 
 
+def uploads_of(consortium: Consortium) -> dict[tuple[str, int], list[bytes]]:
+    """Collect what leaves the sites in every round."""
+    seen: dict[tuple[str, int], list[bytes]] = {}
+
+    def watch(site: str, answer: Message) -> Message:
+        if answer.get("upload"):
+            seen.setdefault((site, answer["round"]), []).append(answer["upload"][0][1])
+        return answer
+
+    consortium.altered = watch
+    return seen
+
+
+@pytest.mark.parametrize("method", ["apple", "scaffold", "fedper", "graft"])
+def test_a_server_restored_from_an_old_backup_gives_what_it_would_have_given(method: str, tmp_path: Path) -> None:
+    plan = small_plan(rounds=8, method=method)
+    together = orchard.run(small_experiment(rounds=8, method=method), small_arrays())
+    consortium = Consortium(tmp_path)
+    seen = uploads_of(consortium)
+    consortium.run(plan, stop_after=1)
+    shutil.copytree(tmp_path / "server", tmp_path / "backup")
+    consortium.run(plan, stop_after=5)
+    shutil.rmtree(tmp_path / "server")
+    shutil.copytree(tmp_path / "backup", tmp_path / "server")
+    consortium.restart_sites()
+    assert figures(consortium.run(plan)) == figures(together)
+    assert same_models(consortium, together)
+    again = {key: sent for key, sent in seen.items() if len(sent) > 1}
+    assert {round for _, round in again} == {1, 2, 3, 4, 5}
+    assert all(len(set(sent)) == 1 for sent in again.values())  # asking again tells nobody more
+
+
+def test_a_server_that_lost_its_storage_begins_anew_and_sites_lose_nothing(tmp_path: Path) -> None:
+    together = orchard.run(small_experiment(rounds=6), small_arrays())
+    consortium = Consortium(tmp_path)
+    consortium.run(small_plan(rounds=6), stop_after=4)
+    shutil.rmtree(tmp_path / "server")
+    assert figures(consortium.run(small_plan(rounds=6))) == figures(together)
+    assert same_models(consortium, together)
+
+
+def test_a_site_that_keeps_too_few_rounds_takes_part_again_when_the_server_has_caught_up(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    forgetful = consortium.settings["east"].model_copy(update={"rounds_kept": 1})
+    consortium.settings["east"] = forgetful
+    consortium.run(small_plan(rounds=8), stop_after=1)
+    shutil.copytree(tmp_path / "server", tmp_path / "backup")
+    consortium.run(small_plan(rounds=8), stop_after=5)
+    shutil.rmtree(tmp_path / "server")
+    shutil.copytree(tmp_path / "backup", tmp_path / "server")
+    result = consortium.run(small_plan(rounds=8))
+    assert [entry.failures.get(2) for entry in result.rounds] == [
+        None,
+        *(f"east, round {r}: round long past" for r in (1, 2, 3)),
+        *[None] * 4,
+    ]
+
+
+def test_the_disk_holds_as_many_answers_as_the_site_says(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    consortium.settings["east"] = consortium.settings["east"].model_copy(update={"rounds_kept": 3})
+    consortium.run(small_plan(rounds=8))
+    answers = {site: tmp_path / site / "records" / "run" / "answers" for site in SITES}
+    assert sorted(file.stem for file in answers["east"].glob("*.json")) == [f"rounds-{r:05d}" for r in (6, 7, 8)]
+    assert len(list(answers["north"].glob("*.json"))) == 8
+
+
 def test_a_round_long_past_is_refused_and_no_record_is_lost(tmp_path: Path) -> None:
     consortium = Consortium(tmp_path)
+    consortium.settings["north"] = consortium.settings["north"].model_copy(update={"rounds_kept": 1})
     consortium.run(small_plan(rounds=6), stop_after=4)
     worker = consortium.workers["north"]
     folder = tmp_path / "north" / "records" / "run"

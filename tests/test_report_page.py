@@ -47,6 +47,7 @@ def test_it_opens_without_network_and_says_in_words_what_came_out(reader: Reader
         "score",
         "loss",
         "clients",
+        "confusion",
         "matrix",
         "graph",
         "trajectories",
@@ -126,6 +127,77 @@ def test_another_method_has_another_story_and_command(reader: Reader) -> None:
         assert f"--method {method} --rounds 5" in reader.text("#command")
         assert reader.page.locator("#headline tr.chosen").inner_text().split()[0] == method
     assert "separate learns no relationships; these are of apple" in reader.text("#helping-note")
+
+
+def test_what_a_model_does_class_by_class_is_shown_for_the_chosen_silo(browser: Browser, tmp_path: Path) -> None:
+    runs = [SyntheticRun(tmp_path / f"ditto{seed}", "ditto", seed=seed).finish() for seed in (1, 2)]
+    write_report([*runs, SyntheticRun(tmp_path / "graft", "graft").finish()], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        reader.page.select_option("#method", "ditto")
+        reader.page.select_option("#client", label="east")  # 12, 13 and 14 test cases; 3 of each taken for the next
+        rows = reader.page.locator("#classes-table tbody tr").all_inner_texts()
+        assert [row.split("\t") for row in rows] == [
+            ["class 0", "24", "75 %", "75 %", "class 1 (6)"],  # of both seeds; 18 of 24 named so are right
+            ["class 1", "26", "77 %", "77 %", "class 2 (6)"],
+            ["class 2", "28", "79 %", "79 %", "class 0 (6)"],
+        ]
+        assert "the cases of 2 seeds together" in reader.text("#classes-note")
+        reader.page.select_option("#seed", "2")
+        assert reader.text("#classes-table tbody tr >> nth=0").split("\t")[1:3] == ["12", "75 %"]
+        reader.page.select_option("#client", label="north")
+        assert reader.text("#classes-table tbody tr >> nth=0").split("\t")[1:3] == ["10", "90 %"]
+        assert reader.page.evaluate("csvOf(byId('confusion'))").splitlines()[1] == "class 0,9,1,0"
+        reader.page.locator("#classes-table .hint", has_text="Recognised").focus()
+        assert "recall: of the test cases of this class" in reader.text("#classes")
+        assert reader.troubles == []
+
+
+def test_a_run_that_kept_nothing_by_class_has_no_section_about_it(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "run").finish()
+    (run / "by_class.json").unlink()
+    write_report([run], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        assert not reader.page.locator("#classes").is_visible()
+        assert reader.troubles == []
+
+
+def test_runs_on_several_data_sets_are_shown_one_set_at_a_time(browser: Browser, tmp_path: Path) -> None:
+    runs = [SyntheticRun(tmp_path / m, m).finish() for m in ("separate", "apple")]
+    SyntheticRun(tmp_path / "other", "ditto", names=["up", "down"], dataset="mnist").finish()
+    write_report([tmp_path], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        titles = reader.page.locator("#data-set option").all_inner_texts()
+        assert titles == ["digits, iid split (2 runs)", "mnist, iid split (1 run)"]
+        assert reader.text("h1") == "digits, iid split"
+        reader.page.select_option("#client", label="west")
+        reader.page.select_option("#data-set", index=1)
+        assert reader.text("h1") == "mnist, iid split"
+        assert reader.lines("#score").keys() == {"ditto", "ditto: up"}
+        assert reader.page.locator("#client option").all_inner_texts() == ["up", "down"]
+        assert "2 silos" in reader.text("#story")
+        reader.page.select_option("#data-set", index=0)
+        assert {"separate", "apple"} < reader.lines("#score").keys()
+        assert reader.page.locator("#peers input").count() == 4
+        assert reader.page.locator("#modes input").count() == 2
+        assert reader.troubles == []
+    write_report([*runs, runs[0]], tmp_path / "one.html")
+    with reading(browser, tmp_path / "one.html") as reader:
+        assert not reader.page.locator("#choose-data").is_visible()
+
+
+def test_without_javascript_there_are_sentences_and_tables(browser: Browser, report: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    text = page.inner_text("body")
+    assert "please allow it here" in text
+    assert " methods compared here, " in text
+    result = RunFolder(report.parent / "apple").result()
+    assert f"{100 * result.bmcta:.1f} %" in text
+    assert all(name in text for name in ("north", "south", "east", "west"))
+    page.locator("summary", has_text="south").click()
+    assert page.locator("details[open] tr").nth(1).inner_text().split("\t") == ["class 0", "9", "2", ""]
+    context.close()
 
 
 def test_a_method_with_several_seeds_is_one_line_and_each_seed_can_be_opened(browser: Browser, tmp_path: Path) -> None:
@@ -287,7 +359,7 @@ def saved(reader: Reader, chart: str, kind: str) -> str:
 
 def test_every_figure_can_be_saved_with_its_data(reader: Reader, report: Path) -> None:
     charts = reader.page.eval_on_selector_all("figure div[id]", "all => all.map(e => e.id)")
-    assert len(charts) == 10
+    assert len(charts) == 11
     for chart in charts:
         picture = reader.page.evaluate(f"svgOf(byId('{chart}'))")
         whole = f"new DOMParser().parseFromString(svgOf(byId('{chart}')), 'image/svg+xml').documentElement.tagName"

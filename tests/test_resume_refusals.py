@@ -19,7 +19,7 @@ from helpers import Dropping, small_arrays, small_experiment, small_run
 from orchard.errors import ResumeWarning, Stopped
 from orchard.export.export import export_model
 from orchard.methods.apple import Apple, AppleClient
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
 from orchard.runs.checkpoints import write_checkpoint
 from orchard.runs.folder import FORMAT, RunFolder
 from orchard.runs.listing import run_summaries
@@ -213,7 +213,7 @@ def test_a_run_folder_of_another_format_is_refused_in_one_sentence(
         lambda: resume(folder, small_arrays(), rounds=9),
         lambda: RunFolder(folder).result(),
         lambda: export_model(folder, "0", tmp_path / "model.safetensors"),
-        lambda: content_of([RunFolder(folder)]),
+        lambda: contents_of([RunFolder(folder)]),
     ]
     for use in uses:
         with pytest.raises(orchard.UserError) as refusal:

@@ -113,6 +113,7 @@ def test_the_folder_is_plain_and_complete(tmp_path: Path) -> None:
     kept = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert kept == [
         ".lock",
+        "by_class.json",
         "checkpoints",
         "environment.json",
         "experiment.toml",

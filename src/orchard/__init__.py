@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from orchard.data.client_arrays import ClientArrays
     from orchard.errors import RunFailed, Stopped, UserError
     from orchard.experiment import Experiment, RunOptions, load_experiment
+    from orchard.report.page import write_report
     from orchard.runs.checks import check
+    from orchard.runs.compared import Compared, compare
     from orchard.runs.joining import Joined, join
     from orchard.runs.result import Result
     from orchard.runs.run import load, resume, run
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "ClientArrays",
+    "Compared",
     "Experiment",
     "Joined",
     "Result",
@@ -27,18 +30,22 @@ __all__ = [
     "Stopped",
     "UserError",
     "check",
+    "compare",
     "join",
     "load",
     "load_experiment",
     "resume",
     "run",
+    "write_report",
 ]
 
 _HOMES = {
     "orchard.data.client_arrays": ("ClientArrays",),
     "orchard.errors": ("RunFailed", "Stopped", "UserError"),
     "orchard.experiment": ("Experiment", "RunOptions", "load_experiment"),
+    "orchard.report.page": ("write_report",),
     "orchard.runs.checks": ("check",),
+    "orchard.runs.compared": ("Compared", "compare"),
     "orchard.runs.joining": ("Joined", "join"),
     "orchard.runs.result": ("Result",),
     "orchard.runs.run": ("load", "resume", "run"),

@@ -98,6 +98,8 @@ class Experiment(Settings):
         for key in values:
             if key in RunOptions.model_fields:
                 raise ValueError(f"{key}: is a run option, not part of the experiment: orchard.run(…, {key}=…)")
+        if isinstance(values.get("dataset"), Path):
+            values = {**values, "dataset": str(values["dataset"])}
         dataset = str(values.get("dataset", "digits"))
         volumes = _setting(values.get("images"), "depth") is not None
         defaults = {"partition": {"name": "practical"}, **_dataset_defaults(dataset, values, volumes)}

@@ -56,12 +56,6 @@ class MethodSettings(Settings):
 
     name: str
 
-    def label(self) -> str:
-        """Return the name, and the parameters that are not defaults, in the form that `orchard compare` takes."""
-        fields = type(self).model_fields
-        changed = [f"{key}={value}" for key, value in self if key != "name" and value != fields[key].default]
-        return ":".join([self.name, *changed])
-
     def check(self, experiment: "Experiment") -> None:
         """Raise ValueError if a parameter does not fit the rest of the experiment."""
 

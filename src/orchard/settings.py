@@ -36,6 +36,12 @@ class Settings(BaseModel, metaclass=_SaidPlainly):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise: settings that are checked must not change."""
+        if name in type(self).model_fields:
+            raise UserError(f"{name}: cannot be changed in place; make a copy: settings.changed({name}=…)")
+        super().__setattr__(name, value)
+
     def given(self) -> dict[str, Any]:
         """Return the settings that somebody has set; the others have their defaults."""
         return {name: value for name, value in self if name in self.model_fields_set}

@@ -46,6 +46,7 @@ from orchard.randomness import derived_seed
 from orchard.runs.environment import RESULTS_VERSION
 from orchard.runs.files import to_json, write_durably, write_tensors
 from orchard.runs.folder import RunFolder
+from orchard.runs.grid import method_label
 from orchard.runs.loop import Stop
 from orchard.runs.result import Result
 from orchard.runs.run import load_data
@@ -137,7 +138,7 @@ class _Work:
         images = self._unless("samples", lambda: recovered(*self._few(), self.plan.seed))
         self._draw(images or {})
         return Audit(
-            self.experiment.method.label(),
+            method_label(self.experiment.method),
             self.privacy.get("epsilon"),
             self.plan,
             _same_figures(result, self.folder.result()),

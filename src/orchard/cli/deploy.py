@@ -41,6 +41,31 @@ def init(
 Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it.
 The first certificate expires on {kits.expires:%Y-%m-%d}.
 A kit holds a private key: hand each to its party by a way that you trust, and keep no copy.""")
+    for entry in kits.old:
+        typer.echo(
+            f"{entry.name}: takes part no more, but its certificate counts until {entry.expires:%Y-%m-%d}; "
+            f"revoke it with: orchard deploy revoke {entry.name} -o {out}"
+        )
+    for revoked in kits.revoked:
+        typer.echo(f"{revoked.name}: the certificate {revoked.fingerprint[:16]}... was revoked on {revoked.day}")
+
+
+@deploy_app.command("revoke")
+def revoke_certificate(
+    name: Annotated[str, typer.Argument(help="The site, or the coordinator.")],
+    out: Annotated[Path, typer.Option("-o", "--output", help="Where the kits are.")] = Path("kits"),
+) -> None:
+    """Revoke a party's certificate: the server lets it in no more, and sites are told."""
+    from orchard.sites.authority import revoke
+    from orchard.sites.connection import need_flare
+
+    need_flare()
+    entry, kits = revoke(out, name)
+    typer.echo(f"revoked: {name}'s certificate {entry.fingerprint}")
+    for kit in kits:
+        typer.echo(f"written: {kit / 'local' / 'revoked.json'}")
+    typer.echo(f"""The server honours it from its next job on; at once if that file is in the kit it runs from.
+If {name} is still to take part, orchard deploy init makes it a new kit, and the other sites are asked to agree.""")
 
 
 @deploy_app.command("run")
@@ -53,9 +78,9 @@ def run(
     """Run an experiment on the sites and follow it; Ctrl-C leaves it running."""
     import secrets
 
+    from orchard.sites.commands import begin
     from orchard.sites.consortium import consortium_of
     from orchard.sites.plan import make_plan
-    from orchard.sites.supervision import begin
 
     sites = consortium_of(kit).sites
     name = f"sites-{secrets.token_hex(4)}"
@@ -67,7 +92,7 @@ def run(
 @deploy_app.command("attach")
 def attach_to(run: Run, kit: LaterKit = None, quiet: Quiet = False) -> None:
     """Follow a run again; resume it if it was stopped or given up."""
-    from orchard.sites.supervision import attach
+    from orchard.sites.commands import attach
 
     _followed(run, quiet, lambda say: attach(run, kit, say))
 
@@ -75,8 +100,8 @@ def attach_to(run: Run, kit: LaterKit = None, quiet: Quiet = False) -> None:
 @deploy_app.command("status")
 def status(kit: Kit) -> None:
     """Show which sites are connected, and how many jobs each is running."""
+    from orchard.sites.commands import site_table
     from orchard.sites.connection import Connection
-    from orchard.sites.supervision import site_table
 
     with Connection(kit, patience=0) as server:
         for site, state, jobs in site_table(server.consortium.sites, server.sites()):
@@ -90,7 +115,7 @@ def stop_run(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the round to end.")] = False,
 ) -> None:
     """Stop a run after its round; `orchard deploy attach` resumes it."""
-    from orchard.sites.supervision import stop
+    from orchard.sites.commands import stop
 
     stop(run, kit, now=now, say=typer.echo)
 

@@ -124,10 +124,14 @@ def print_runs(root: Path) -> None:
         table.add_column(heading, justify="right" if heading in ("rounds", "best", "age") else "left", no_wrap=True)
     found, damaged = run_summaries(root)
     for entry in found:
-        cells = (entry.folder, entry.state, entry.method, entry.data, f"{entry.done}/{entry.planned}", entry.best)
+        state = "waiting" if entry.waiting else entry.state
+        cells = (entry.folder, state, entry.method, entry.data, f"{entry.done}/{entry.planned}", entry.best)
         table.add_row(*map(Text, cells), _age(entry.started))
     console = output()
     console.print(table if found else Text(f"no runs in {root}"))
+    for entry in found:
+        if entry.waiting:
+            console.print(f"{entry.folder} waits for {entry.waiting}", soft_wrap=True, markup=False)
     for problem in damaged:
         Console(stderr=True, highlight=False).print(problem, soft_wrap=True, markup=False)
 

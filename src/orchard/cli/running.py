@@ -33,7 +33,9 @@ from orchard.cli.options import (
 from orchard.errors import UserError
 
 if TYPE_CHECKING:
+    from orchard.experiment import Experiment
     from orchard.report.events import EventWriter
+    from orchard.report.tracking import RunTracker
     from orchard.runs.result import Result
 
 
@@ -55,6 +57,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it is running.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
+    mlflow: Annotated[
+        str | None, typer.Option(help="Write the run to MLflow too: a folder, e.g. mlruns, or a server's address.")
+    ] = None,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
     planned, options = definition(
@@ -82,16 +87,18 @@ def run(
         from orchard.report.events import summary_writer
 
         summary_writer()  # raises before anything is loaded
+    tracker = _tracker(mlflow, planned) if mlflow else None
     data = checked_data(planned, options, quiet=quiet)  # before the bar, which would be drawn around the advice
     with ExitStack() as stack:
         folder = options.out or stack.enter_context(new_folder(RUNS, planned))
         events = stack.enter_context(_events(folder)) if tensorboard else None
+        tracked = stack.enter_context(tracker.following(folder)) if tracker else None
         if open_page:
             stack.enter_context(_opened(folder, quiet=quiet))
         bar = None if quiet else stack.enter_context(watched(planned))
         stop = stack.enter_context(stoppable())
         advice = None if quiet else say_if_loss_stays()
-        followers = [follower for follower in (events, bar, advice) if follower]
+        followers = [follower for follower in (events, tracked, bar, advice) if follower]
 
         def progress(result: "Result") -> None:
             for follower in followers:
@@ -238,6 +245,13 @@ def _events(folder: Path) -> "closing[EventWriter]":
     from orchard.report.events import EventWriter
 
     return closing(EventWriter(folder))
+
+
+def _tracker(uri: str, experiment: "Experiment") -> "RunTracker":
+    from orchard.cli.progress import say
+    from orchard.report.tracking import RunTracker
+
+    return RunTracker(uri, experiment, say)
 
 
 def _opened(folder: Path, *, quiet: bool) -> AbstractContextManager[None]:

@@ -23,6 +23,14 @@ def check_site(kit: Kit, experiment: Annotated[Path, typer.Argument(help="The ex
         typer.echo(line)
 
 
+@site_app.command("accept")
+def accept_member(kit: Kit, name: Annotated[str, typer.Argument(help="The new member.")]) -> None:
+    """Agree to train with a new member, which this site was told of."""
+    from orchard.sites.members import accept
+
+    typer.echo(f"accepted: {name}, with the certificate {accept(kit, name)}")
+
+
 @site_app.command("report")
 def report_site(kit: Kit, run: Run = None) -> None:
     """Show this site's figures and its own directed relationships."""

@@ -7,27 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from orchard.runs.comparison import Comparison, Row
-from orchard.tasks.task import Measure
-
-
-def headings(score: Measure) -> list[str]:
-    """Return the headings of a comparison's table."""
-    scores = [score.best_mean(), "last round", "by validation", "worst client"]
-    return ["method", *scores, "worse than alone", "MB up", "MB down", "seconds"]
-
-
-def cells(row: Row, score: Measure) -> list[str]:
-    """Return a row as text: shares like accuracy in percent, traffic in megabytes per client and round."""
-    spreads = (row.bmcta, row.last, row.validation_selected, row.worst_client)
-    return [
-        row.label,
-        *(spread.text(100 if score.percent else 1) for spread in spreads),
-        "–" if row.worse_than_alone is None else f"{round(row.worse_than_alone, 1):g} of {len(row.clients)}",
-        f"{row.bytes_up / 1e6:.2f}",
-        f"{row.bytes_down / 1e6:.2f}",
-        f"{row.seconds:.0f}",
-    ]
+from orchard.runs.comparison import Comparison, Row, cells, headings
 
 
 def rich_table(comparison: Comparison) -> Table:

@@ -35,11 +35,11 @@ def command_of(experiment: Experiment) -> str | None:
 
 def _assignments(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
     """Return a `--set` for every value that is not the default, written as TOML."""
-    changed = {key: value for key, value in _flat(values).items() if value is not None and value != defaults.get(key)}
+    changed = {key: value for key, value in flat(values).items() if value is not None and value != defaults.get(key)}
     return [word for key, value in changed.items() for word in ("--set", f"{prefix}{key}={_toml(value)}")]
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of groups of settings under names like ``shift.kind``."""
     groups = {key: value for key, value in values.items() if isinstance(value, dict)}
     inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}

@@ -25,8 +25,10 @@ from orchard.report.views import (
     plain,
     strongest_helpers,
 )
+from orchard.runs.by_class import read_by_class
 from orchard.runs.comparison import Spread
 from orchard.runs.folder import RunFolder
+from orchard.runs.grid import method_label
 from orchard.runs.result import Figures, Result
 from orchard.text import readable
 
@@ -48,26 +50,54 @@ class Entry:
         return self.result.experiment
 
 
-def content_of(folders: Sequence[RunFolder], *, live: bool = False) -> Content:
-    """Read runs; with `live`, a run without any figures yet is allowed."""
+def contents_of(folders: Sequence[RunFolder], *, live: bool = False) -> list[Content]:
+    """Read runs; those on other data stand apart, the most runs first. `live` allows a run without any figures yet."""
     entries, left_out = _usable(folders, live)
-    first = entries[0]
+    groups: list[list[Entry]] = []
     for entry in entries:
-        if entry.result.distribution != first.result.distribution:
-            raise UserError(f"{entry.folder.path}: is on other data than {first.folder.path}; show them one by one")
-    entries += _given_by_others(entries)
-    groups, repeated = _by_method(entries)
+        home = next((group for group in groups if _on_same_data(group[0], entry)), None)
+        if home is None:
+            groups.append([entry])
+        else:
+            home.append(entry)
+    contents = [_content(group) for group in sorted(groups, key=len, reverse=True)]
+    left_out += [note for content in contents for note in content.left_out]
+    titles = _unlike_titles(contents)
+    return [replace(content, title=title, left_out=left_out) for content, title in zip(contents, titles, strict=True)]
+
+
+def _on_same_data(one: Entry, other: Entry) -> bool:
+    """Tell whether clients hold the same; sites have no common hash of their samples."""
+    marks = [entry.folder.read("environment.json").get("data") for entry in (one, other)]
+    return one.result.distribution == other.result.distribution and (None in marks or marks[0] == marks[1])
+
+
+def _content(entries: list[Entry]) -> Content:
+    """Return runs on the same data."""
+    distribution = entries[0].result.distribution
+    groups, repeated = _by_method(entries + _given_by_others(entries))
     several = sum(len(group) > 1 for group in groups)
-    cells = MATRIX_CELLS // (len(entries) + several)
+    cells = MATRIX_CELLS // (sum(map(len, groups)) + several)
     views = [[_shown(entry, cells) for entry in group] for group in groups]
     alone = next((group for group in views if group[0].method == "separate" and group[0].best), None)
     beside = [[_beside_alone(run, alone) for run in group] for group in views]
-    distribution = first.result.distribution
+    summed = distribution.task == "classification"
     labelled = zip(_labels([group[0] for group in groups]), beside, strict=True)
-    methods = [mean_view(label, runs, distribution.clients) for label, runs in labelled]
-    title = f"{readable(Path(first.experiment.dataset).name)}, {first.experiment.partition.name} split"
-    leaks = leaks_of([entry.folder for entry in entries if entry.given is None])
-    return Content(title, distribution, methods, left_out + repeated, leaks)
+    methods = [mean_view(label, runs, distribution.clients, summed=summed) for label, runs in labelled]
+    first = entries[0].experiment
+    title = f"{readable(Path(first.dataset).name)}, {first.partition.name} split"
+    return Content(title, distribution, methods, repeated, leaks_of([entry.folder for entry in entries]))
+
+
+def _unlike_titles(contents: Sequence[Content]) -> list[str]:
+    """Return the titles; where some are alike, with what the data hold."""
+    titles = [content.title for content in contents]
+    said = []
+    for content in contents:
+        held = content.distribution
+        more = f", {len(held.clients)} silos with {int(held.sizes().sum()):,} samples"
+        said.append(content.title + (more if titles.count(content.title) > 1 else ""))
+    return [f"{title} ({k})" if said.count(title) > 1 else title for k, title in enumerate(said, 1)]
 
 
 def _usable(folders: Sequence[RunFolder], live: bool) -> tuple[list[Entry], list[str]]:
@@ -126,7 +156,7 @@ def _by_method(entries: Sequence[Entry]) -> tuple[list[list[Entry]], list[str]]:
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
     """Return a unique name for each entry: its method, then what tells it from the others."""
-    labels = [entry.given or entry.experiment.method.label() for entry in entries]
+    labels = [entry.given or method_label(entry.experiment.method) for entry in entries]
     alike = [[e for e, other in zip(entries, labels, strict=True) if other == label] for label in labels]
     labels = [
         ", ".join([label, *(_differing(entry, group) if len(group) > 1 else [])])
@@ -164,7 +194,7 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         label="",
         method=given or experiment.method.name,
         seeds=[experiment.seed],
-        folders=[readable(folder.path.resolve().name)],
+        folders=[] if folder.read("environment.json").get("in_memory") else [readable(folder.path.resolve().name)],
         state=folder.state(),
         planned=experiment.rounds,
         loss=_loss(result),
@@ -172,6 +202,7 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         **_selected(figures),
         clients=plain(np.array(figures.clients), 5) if figures else [None] * len(names),
         balanced_clients=_balanced(result, moment, figures),
+        by_class=read_by_class(folder, result) if figures and not given else None,
         relationships=_thinned(relationships, cells),
         helpers=strongest_helpers(relationships[-1], names) if relationships is not None else [None] * len(names),
         traffic=(up + down).mean(axis=1).cumsum().tolist() if rounds else [],

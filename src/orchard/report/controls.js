@@ -8,6 +8,7 @@ function draw() {
   drawHeader();
   drawTraining();
   drawClients();
+  drawClasses();
   drawHelping();
   drawHoldings();
   drawTraffic();
@@ -28,6 +29,34 @@ function tickBox(host, style, text, on, change) {
   box.onchange = () => change(box.checked);
   if (style) swatch(style, label);
   element("span", {}, label, text);
+}
+
+// Runs on several data sets are shown one set at a time.
+let sets = [];
+
+function buildSets() {
+  byId("choose-data").hidden = sets.length < 2;
+  sets.forEach((set, k) => element("option", { value: k }, byId("data-set"), `${shortened(set.title, 60)} (${runsText(set)})`));
+  byId("data-set").onchange = (event) => {
+    data = sets[Number(event.target.value)];
+    Object.assign(chosen, { method: null, seed: null, client: 0, step: null, gains: false, hiddenMethods: new Set(), hiddenClients: new Set() });
+    buildChoices();
+    draw();
+  };
+}
+
+function runsText(set) {
+  const runs = new Set(set.methods.flatMap((method) => method.folders)).size;
+  return `${runs} run${runs > 1 ? "s" : ""}`;
+}
+
+// What depends on the data: made anew when another set is chosen.
+function buildChoices() {
+  for (const id of ["method", "client"]) byId(id).replaceChildren();
+  for (const id of ["methods", "peers", "modes"]) byId(id).querySelectorAll("label").forEach((label) => label.remove());
+  buildMethods();
+  buildClients();
+  buildModes();
 }
 
 function buildMethods() {
@@ -127,9 +156,9 @@ function buildCopy() {
 }
 
 function build() {
-  buildMethods();
-  buildClients();
-  buildModes();
+  sets = [data, ...data.others];
+  buildSets();
+  buildChoices();
   buildSlider();
   buildCopy();
   watchScrolling();

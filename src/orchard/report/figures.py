@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from orchard.errors import UserError
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
 from orchard.report.distribution import draw_distribution, fonts
 from orchard.report.views import Content, MethodView, Relationships, Values
 from orchard.runs.folder import RunFolder
@@ -62,7 +62,15 @@ STYLE: dict[Any, Any] = {
 
 def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> tuple[list[Path], list[str]]:
     """Draw all figures of some runs into a folder; return their files, and which runs are not shown, and why."""
-    content = content_of([RunFolder(run) for run in found_runs(runs)])
+    contents = contents_of([RunFolder(run) for run in found_runs(runs)])
+    files = []
+    for content in contents:  # on several data sets: a folder for each
+        files += _drawn(content, folder / _file_name(content.title) if len(contents) > 1 else folder, kind)
+    return files, contents[0].left_out
+
+
+def _drawn(content: Content, folder: Path, kind: str) -> list[Path]:
+    """Draw all figures of runs on the same data."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _drawing():
@@ -71,7 +79,11 @@ def write_figures(runs: Sequence[Path], folder: Path, kind: str) -> tuple[list[P
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     data = folder / f"data.{kind}"
     draw_distribution(content.distribution, content.title, data)
-    return [*files, data], content.left_out
+    return [*files, data]
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.=-]+", "-", text)[:60]
 
 
 @contextmanager
@@ -87,7 +99,7 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
     names: set[str] = set()
     for view in content.methods:
         if view.relationships:
-            name = "relationships-" + re.sub(r"[^\w.=-]+", "-", view.label)[:60]
+            name = "relationships-" + _file_name(view.label)
             name += f"-{len(names)}" if name in names else ""
             names.add(name)
             yield name, _relationships(content, view.relationships)

@@ -33,7 +33,7 @@ function drawTiles() {
   byId("tiles").replaceChildren();
   for (const [value, name] of tiles) {
     const tile = element("div", {}, byId("tiles"));
-    element("dt", {}, tile, name);
+    element("dt", {}, tile, name.replaceAll(" %", "\u00a0%"));
     element("dd", {}, tile, value);
   }
 }

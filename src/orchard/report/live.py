@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from orchard.errors import UserError
-from orchard.report.content import content_of
-from orchard.report.page import page, page_data
+from orchard.report.content import contents_of
+from orchard.report.page import page, pages_data
 from orchard.runs.folder import RunFolder
 from orchard.text import readable
 
@@ -63,7 +63,7 @@ class LiveServer(ThreadingHTTPServer):
         """Return everything that the page shows now."""
         version = self.version()
         try:
-            return {**page_data(content_of([self.folder], live=True)), "version": version}
+            return {**pages_data(contents_of([self.folder], live=True)), "version": version}
         except UserError as error:
             begun = (self.folder.path / "federation.json").exists()
             waiting = str(error) if begun else "The run is about to begin."

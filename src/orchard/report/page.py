@@ -13,7 +13,8 @@ from typing import Any
 
 from orchard import __version__
 from orchard.errors import UserError
-from orchard.report.content import content_of
+from orchard.report.content import contents_of
+from orchard.report.plain import WANTS_SCRIPT, plain
 from orchard.report.ranking import apart_from_alone, gain_in_cases, intervals, is_beyond_noise, ranking, uneven
 from orchard.report.story import overview, story
 from orchard.report.views import Content, MethodView
@@ -31,22 +32,44 @@ MEANINGS = {
     "classes but for the background.",
 }
 """What a task's score is, for people who do not train networks."""
-SCRIPTS = ("charts.js", "matrices.js", "saving.js", "report.js", "headline.js", "helping.js", "leaks.js", "controls.js")
+SCRIPTS = (
+    "charts.js",
+    "matrices.js",
+    "saving.js",
+    "report.js",
+    "headline.js",
+    "classes.js",
+    "helping.js",
+    "leaks.js",
+    "controls.js",
+)
 
 
-def write_report(runs: Sequence[Path], output: Path) -> list[str]:
+def write_report(runs: Sequence[Path | str], output: Path | str) -> list[str]:
     """Write the page of these runs, or of those in folders of runs; return which are not shown, and why."""
-    content = content_of([RunFolder(run) for run in found_runs(runs)])
-    text = page(page_data(content))
+    contents = contents_of([RunFolder(run) for run in found_runs(list(map(Path, runs)))])
+    text = whole_page(contents)
     try:
-        output.write_text(text, "utf-8")
+        Path(output).write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
-    return content.left_out
+    return contents[0].left_out
+
+
+def whole_page(contents: Sequence[Content]) -> str:
+    """Return the page of these runs, which says the most important without JavaScript, too."""
+    data = pages_data(contents)
+    return page(data, plain(contents, [data, *data["others"]]))
+
+
+def pages_data(contents: Sequence[Content]) -> dict[str, Any]:
+    """Return everything that a page shows; of runs on several data sets, the first, and the others beside it."""
+    first, *others = map(page_data, contents)
+    return {**first, "others": others}
 
 
 def page_data(content: Content) -> dict[str, Any]:
-    """Return everything that the page shows, as values for JSON."""
+    """Return everything that the page shows of runs on the same data, as values for JSON."""
     task = content.distribution.predicted()
     ranks = ranking(content)
     return {
@@ -56,6 +79,7 @@ def page_data(content: Content) -> dict[str, Any]:
         "counts": content.distribution.totals().tolist(),
         "noun": task.nouns[0],
         "by_class": task.by_class,
+        "counted": task.name == "classification",
         "sizes": content.distribution.sizes().tolist(),
         "trained": content.distribution.samples["train"],
         "tests": content.distribution.samples["test"],
@@ -95,7 +119,7 @@ def score_data(task: Task) -> dict[str, Any]:
     }
 
 
-def page(data: Mapping[str, Any]) -> str:
+def page(data: Mapping[str, Any], without_script: str = f"<p>{WANTS_SCRIPT}</p>") -> str:
     """Return the page of these data; if they have a `version`, the page asks its server for newer ones."""
     style, script = _asset("report.css"), "\n".join(map(_asset, SCRIPTS))
     return Template(_asset("template.html")).substitute(
@@ -103,6 +127,7 @@ def page(data: Mapping[str, Any]) -> str:
         version=escape(__version__),
         policy=_policy(style, script),
         style=style,
+        without_script=without_script,
         data=as_script(data),
         script=script,
     )

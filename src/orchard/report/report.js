@@ -231,7 +231,8 @@ function drawHoldings() {
 
 function drawSettings() {
   const run = focus();
-  const [which, kept] = [run.runs.length ? `${run.label}, a line for each seed` : run.label, `kept in ${run.folders.join(", ")}`];
+  const which = run.runs.length ? `${run.label}, a line for each seed` : run.label;
+  const kept = run.folders.length ? `kept in ${run.folders.join(", ")}` : "not kept";
   if (run.deployed)
     byId("again-note").textContent =
       `${run.label} (${kept}) was made between institutions. This repeats it, with your startup kit for KIT; ` +

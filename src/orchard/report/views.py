@@ -1,7 +1,9 @@
 """What a report shows, as plain values; a method's runs with several seeds as one view, their mean."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import mean
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchard.data.clients import DataDistribution
+from orchard.runs.by_class import Rows
 from orchard.runs.comparison import Spread
 from orchard.runs.folder import State
 from orchard.runs.result import mean_over_clients
@@ -54,6 +57,8 @@ class MethodView:
     clients: Values
     """Each client's score in the round with the best mean."""
     balanced_clients: Values | None
+    by_class: list[Rows | None] | None
+    """What each client's model does by class at the best round, as in `by_class.json`; None if it was not kept."""
     relationships: Relationships | None
     helpers: list[str | None]
     """Who helps each client most after the last round."""
@@ -111,8 +116,8 @@ class Content:
         return task.measures[task.score]
 
 
-def mean_view(label: str, runs: Sequence[MethodView], clients: Sequence[str]) -> MethodView:
-    """Return the mean over seeds; a single run stays as it is."""
+def mean_view(label: str, runs: Sequence[MethodView], clients: Sequence[str], *, summed: bool) -> MethodView:
+    """Return the mean over seeds; a single run stays as it is. Counts by class are summed, other figures are not."""
     first = runs[0]
     if len(runs) == 1:
         return replace(first, label=label)
@@ -135,6 +140,7 @@ def mean_view(label: str, runs: Sequence[MethodView], clients: Sequence[str]) ->
         balanced_clients=_means([run.balanced_clients for run in runs], 5) if first.balanced_clients else None,
         gains=_means([run.gains for run in runs], 5) if first.gains else None,
         alone=mean(run.alone for run in runs if run.alone is not None) if first.gains else None,
+        by_class=together([run.by_class for run in runs], summed=summed),
         relationships=None if matrices is None else Relationships(related[0].rounds, plain(matrices, 4)),
         helpers=first.helpers if matrices is None else strongest_helpers(matrices[-1], clients),
         traffic=_means([run.traffic for run in runs], 0),
@@ -145,6 +151,26 @@ def mean_view(label: str, runs: Sequence[MethodView], clients: Sequence[str]) ->
         score_deviations=_deviations(over_clients, 5),
         runs=[replace(run, label=label) for run in runs],
     )
+
+
+def together(runs: Sequence[list[Rows | None] | None], *, summed: bool) -> list[Rows | None] | None:
+    """Return the figures by class of several seeds: counts (true, predicted, samples) summed, others as their mean."""
+    known = [run for run in runs if run is not None]
+    if len(known) < len(runs):
+        return None
+    clients: list[Rows | None] = []
+    for rows in zip(*known, strict=True):
+        whole = [one for one in rows if one is not None]
+        if len(whole) < len(rows):
+            clients.append(None)
+        elif summed:
+            counts = Counter[tuple[float | None, float | None]]()
+            for true, given, samples in chain(*whole):
+                counts[true, given] += int(samples or 0)
+            clients.append([[*pair, n] for pair, n in counts.items()])
+        else:
+            clients.append(_means(whole, 4))
+    return clients
 
 
 def strongest_helpers(matrix: NDArray[np.float64], clients: Sequence[str]) -> list[str | None]:

@@ -27,8 +27,10 @@ OWN_FILE = re.compile(r"\.?(rounds-\d+)\.(?:json|safetensors)(?:\.new)?")
 COLLECTIONS: Mapping[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any], offloader: Offloader | None = None) -> None:
-    """Write the checkpoint after `rounds` rounds; then delete all older ones but the last."""
+def write_checkpoint(
+    folder: Path, rounds: int, content: Mapping[str, Any], offloader: Offloader | None = None, kept: int = KEPT
+) -> None:
+    """Write the checkpoint after `rounds` rounds; then delete all but the newest `kept`."""
     folder.mkdir(exist_ok=True)
     path = folder / f"rounds-{rounds:05d}.json"
     there = offloader.models() if offloader else {}
@@ -41,7 +43,7 @@ def write_checkpoint(folder: Path, rounds: int, content: Mapping[str, Any], offl
         sync(offloader.folder)
     write_tensors(path.with_suffix(".safetensors"), tensors)
     write_durably(path, json.dumps({"format": FORMAT, "sha256": _sum(state), "offloaded": offloaded, "state": state}))
-    for old in _newest_first(folder)[KEPT:]:
+    for old in _newest_first(folder)[kept:]:
         old.unlink()
     kept = {path.stem for path in _newest_first(folder)}
     for file in folder.iterdir():

@@ -1,6 +1,6 @@
 """Methods side by side: one table of the results of a grid."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from statistics import mean, stdev
@@ -79,8 +79,14 @@ class Comparison:
 
 def compare(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop: Stop | None = None) -> Comparison:
     """Run every contender with every seed, or reuse finished runs; return the table."""
-    measured = run_grid(grid, contenders, watcher, stop)
-    runs = {contender.label: [measured[contender.label, seed] for seed in grid.seeds] for contender in contenders}
+    return comparison_of(run_grid(grid, contenders, watcher, stop), contenders, grid.seeds)
+
+
+def comparison_of(
+    measured: Mapping[tuple[str, int], Measured], contenders: Sequence[Contender], seeds: Sequence[int]
+) -> Comparison:
+    """Return the table of what was measured."""
+    runs = {contender.label: [measured[contender.label, seed] for seed in seeds] for contender in contenders}
     separate_label = next((contender.label for contender in contenders if contender.settings.name == "separate"), None)
     alone = [run.figures for run in runs[separate_label]] if separate_label else None
     rows = {label: _row(label, theirs, alone) for label, theirs in runs.items()}
@@ -119,3 +125,22 @@ def _row(label: str, runs: Sequence[Measured], alone: Sequence[Figures] | None) 
 def _lowest(scores: Sequence[float]) -> float:
     """Return the lowest of the scores that are defined."""
     return min((score for score in scores if not isnan(score)), default=nan)
+
+
+def headings(score: Measure) -> list[str]:
+    """Return the headings of a comparison's table."""
+    scores = [score.best_mean(), "last round", "by validation", "worst client"]
+    return ["method", *scores, "worse than alone", "MB up", "MB down", "seconds"]
+
+
+def cells(row: Row, score: Measure) -> list[str]:
+    """Return a row as text: shares like accuracy in percent, traffic in megabytes per client and round."""
+    spreads = (row.bmcta, row.last, row.validation_selected, row.worst_client)
+    return [
+        row.label,
+        *(spread.text(100 if score.percent else 1) for spread in spreads),
+        "–" if row.worse_than_alone is None else f"{round(row.worse_than_alone, 1):g} of {len(row.clients)}",
+        f"{row.bytes_up / 1e6:.2f}",
+        f"{row.bytes_down / 1e6:.2f}",
+        f"{row.seconds:.0f}",
+    ]

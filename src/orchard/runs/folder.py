@@ -34,6 +34,7 @@ from orchard.runs.result import Result
 FORMAT = 3
 CHECKPOINT_SHARE = 0.02
 """Checkpoints may take this share of a run's time; if one per round would take more, there are fewer."""
+WAITING = "waiting.json"
 PATIENCE = 1.0
 """Seconds to wait for a lock: another process may take it for a moment to check whether it is free."""
 
@@ -131,9 +132,11 @@ class RunFolder:
         try:
             names = {field.name for field in fields(DataDistribution)}
             distribution = DataDistribution(**{name: known[name] for name in known if name in names})
-            return Result.of(experiment, distribution, known["initial_diagnostics"])
+            result = Result.of(experiment, distribution, known["initial_diagnostics"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self.path / 'federation.json'}: is damaged: {error!r}") from None
+        result.folder = self.path
+        return result
 
     def must_have_checkpoint(self) -> bool:
         """Tell whether the run got far enough to have written a checkpoint."""
@@ -143,6 +146,10 @@ class RunFolder:
     def newest_checkpoint(self) -> tuple[Any, list[str]]:
         """Return the newest undamaged checkpoint, or None, and the problems of newer ones."""
         return read_newest(self.path / "checkpoints", offloader=self.offloader)
+
+    def waiting_for(self) -> str:
+        """Return what a running run waits for; an empty string if that is nothing."""
+        return str(self.read(WAITING).get("for", "")) if self.state() == "running" else ""
 
     def state(self) -> State:
         """Return the run's state; it is running if another process holds the lock."""
@@ -241,6 +248,13 @@ class RunFolder:
     def write(self, name: str, content: object) -> None:
         """Write a JSON file atomically."""
         write_durably(self.path / name, to_json(content, indent=2) + "\n")
+
+    def note_waiting(self, what: str | None) -> None:
+        """Leave a note of what this run waits for, which listing runs shows; None removes it."""
+        if what is None:
+            (self.path / WAITING).unlink(missing_ok=True)
+        else:
+            self.write(WAITING, {"for": what})
 
     @contextmanager
     def on_disk(self) -> Iterator[None]:

@@ -101,6 +101,13 @@ class Watcher(Protocol):
         """Note that a run failed."""
 
 
+def method_label(method: MethodSettings) -> str:
+    """Return a method's name and its parameters that are not defaults, in the form that `compare` takes."""
+    fields = type(method).model_fields
+    changed = [f"{key}={value}" for key, value in method if key != "name" and value != fields[key].default]
+    return ":".join([method.name, *changed])
+
+
 def parse_contender(text: str, base: Experiment) -> Contender:
     """Parse ``name`` or ``name:parameter=value:...``; the name of the experiment's own method keeps its parameters."""
     name, *assignments = text.split(":")

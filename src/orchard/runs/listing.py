@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ class RunSummary:
     best: str
     """Best mean client test score so far, as text."""
     started: datetime
+    waiting: str
+    """What it waits for; an empty string if that is nothing."""
 
 
 def found_runs(paths: Sequence[Path]) -> list[Path]:
@@ -64,15 +66,20 @@ def _listed(folder: RunFolder) -> RunSummary:
         best = score.text(float(np.nanmax(means)), 2)
         best = best if score.title == "accuracy" else f"{score.title} {best}"
     about = folder.read("environment.json")
+    state, waiting = folder.state(), folder.waiting_for()
+    if not about and state == "running":  # on sites that are not all there yet
+        written = datetime.fromtimestamp((folder.path / "experiment.toml").stat().st_mtime, UTC)
+        about = {"started": written.isoformat()}
     if not about:
         raise UserError(f"{folder.path}: was stopped before it began")
     return RunSummary(
         folder.path.name,
-        folder.state(),
+        state,
         experiment.method.name,
         f"{Path(experiment.dataset).name}, {experiment.partition.name}",
         len(rounds),
         experiment.rounds,
         best,
         datetime.fromisoformat(about["started"]),
+        waiting,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -15,12 +16,14 @@ from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
 from orchard.data.tables.scaling import Moments
+from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment
-from orchard.runs.metrics import MOMENTS, Exchange, Round, by_name
-from orchard.runs.showing import as_html, plot, to_pandas
+from orchard.runs.metrics import MOMENTS, PARTS, Exchange, Round, by_name
+from orchard.runs.showing import as_html, plot, to_pandas, write_page
 from orchard.settings import validated
 from orchard.tasks.task import Measures, Task
+from orchard.text import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +79,8 @@ class Result:
     rounds: list[Round] = field(default_factory=list)
     models: Sequence[Model] = ()
     """Each client's model of the last round."""
+    folder: Path | None = field(default=None, compare=False)
+    """Where the run is kept, if it is."""
 
     @classmethod
     def of(
@@ -110,6 +115,10 @@ class Result:
     def plot(self, axes: "Axes | None" = None) -> "Axes":
         """Draw each client's test score by round, and their mean; return matplotlib's axes."""
         return plot(self, axes)
+
+    def report(self, path: Path | str = "report.html") -> Path:
+        """Write the page that `orchard report` writes; return its path."""
+        return write_page([self], path)
 
     @property
     def task(self) -> Task:
@@ -178,6 +187,13 @@ class Result:
         The default is the task's score (accuracy, AUROC, R² or Dice) at the method's own moment.
         """
         moment, measure = moment or self.experiment.method.moment, measure or self.task.score
+        for name, value, known in (
+            ("part", part, PARTS),
+            ("moment", moment, MOMENTS),
+            ("measure", measure, self.task.measures),
+        ):
+            if value not in known:
+                raise UserError(f"{name} = {value!r}: is none; {nearest(str(value), list(known))}")
         rows = [
             [None if scores is None else getattr(scores, part)[measure] for scores in getattr(entry, moment)]
             for entry in self.rounds
@@ -269,9 +285,16 @@ class Result:
         missing = {name: [c.name for c in self.clients if c.measures[name] is None] for name in self.task.measures}
         return {name: clients for name, clients in missing.items() if clients}
 
-    def personalised(self, client: int) -> nn.Module:
-        """Return a client's model as an ordinary module, ready to use."""
-        return module_of(self.federation, self.models[client])
+    def personalised(self, client: int | str) -> nn.Module:
+        """Return the model of a client, named or numbered from 0, as an ordinary module, ready to use."""
+        names = self.distribution.clients
+        if client not in names and client not in range(len(names)):
+            raise UserError(f"client = {client!r}: is none; there are 0 to {len(names) - 1}: {', '.join(names)}")
+        if not self.models:
+            raise UserError(
+                "there are no models at hand: they are when a run has finished; orchard.load(folder) reads them"
+            )
+        return module_of(self.federation, self.models[names.index(client) if isinstance(client, str) else client])
 
     def description(self) -> dict[str, Any]:
         """Return what was run: method, dataset, partition and seed."""

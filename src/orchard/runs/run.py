@@ -18,6 +18,7 @@ from orchard.engines.pages import use_large_pages
 from orchard.errors import ResumeWarning, RunFailed, ServerFailed, Stopped, UserError
 from orchard.experiment import Experiment, RunOptions, definition_of
 from orchard.methods.registry import all_methods
+from orchard.runs.by_class import write_by_class
 from orchard.runs.environment import environment
 from orchard.runs.folder import RunFolder
 from orchard.runs.loop import Progress, Run, Stop, TooFewAnswers, new_run, restored_run, run_to_end
@@ -53,19 +54,22 @@ def run(
     with _local_engine(experiment, federated, options, folder) as engine:
         run = new_run(experiment, engine, options)
         if folder is None:
-            return _finished(run, None, options, progress, stop)
+            return _finished(run, None, options, progress, stop, federated)
         _warn_of_code_that_is_not_found_again(experiment)
         make_run_folder(folder.path)
         with folder.locked():
             check_unused(folder.path)  # again, now under the lock: another process may have used it
             _create(run, folder, options, federated)
-            return _finished(run, folder, options, progress, stop)
+            return _finished(run, folder, options, progress, stop, federated)
 
 
 def define(
     experiment: Experiment | None, data: Data | None, settings: Mapping[str, Any]
 ) -> tuple[Experiment, RunOptions, Data | None]:
     """Return the checked experiment and options, and the data; the number of clients is theirs unless it is given."""
+    if experiment is not None and not isinstance(experiment, Experiment):
+        kind = type(experiment).__name__
+        raise UserError(f"experiment: expected an Experiment, not {kind}; orchard.load_experiment(path) reads a file")
     values = {**(experiment.given() if experiment else {}), **settings}
     if data is None or isinstance(data, FederatedData):
         return *definition_of(values), data
@@ -91,6 +95,8 @@ def resume(
     experiment, options = folder.definition()  # raises before locking a folder that is no run's
     if rounds is None and folder.state() == "finished":
         return _read_back(folder)
+    if (folder.path / "plan.json").is_file():
+        raise UserError(f"{folder.path}: is a run on separate machines: see orchard deploy attach")
     with folder.locked():
         experiment = _extended(experiment, rounds)
         options = options.changed(out=folder.path)
@@ -118,7 +124,7 @@ def resume(
                     folder.truncate(run.done - 1)
             if not run.done:
                 _create(run, folder, options, federated)
-            return _finished(run, folder, options, progress, stop)
+            return _finished(run, folder, options, progress, stop, federated)
 
 
 def load(path: Path | str) -> Result:
@@ -169,7 +175,12 @@ def _create(run: Run, folder: RunFolder, options: RunOptions, data: FederatedDat
 
 
 def _finished(
-    run: Run, folder: RunFolder | None, options: RunOptions, progress: Progress | None, stop: Stop | None
+    run: Run,
+    folder: RunFolder | None,
+    options: RunOptions,
+    progress: Progress | None,
+    stop: Stop | None,
+    data: FederatedData,
 ) -> Result:
     """Run the remaining rounds; record a failure in the folder."""
     try:
@@ -185,6 +196,10 @@ def _finished(
     if not finished:
         done = f"stopped after round {run.done} of {run.experiment.rounds}"
         raise Stopped(f"{done}; {folder.resume_hint()}" if folder else done)
+    if folder:
+        run.result.folder = folder.path
+        with folder.on_disk():
+            write_by_class(folder, run.result, data.clients)
     run.result.models = _last_models(folder, run.result) if folder else list(run.engine.models())
     return run.result
 

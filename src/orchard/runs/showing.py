@@ -1,20 +1,26 @@
 """A result as people look at it in Python: a data frame, a plot, a small page in a notebook."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from importlib import import_module
 from itertools import product
 from math import isnan
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orchard.errors import UserError
+from orchard.experiment import RunOptions
 from orchard.runs.metrics import PARTS
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from orchard.core.evaluation import Scores
+    from orchard.method import Moment
     from orchard.runs.result import Array, Result
 
 SPARK_WIDTH, SPARK_HEIGHT = 90, 18
@@ -24,26 +30,51 @@ MATRIX_CLIENTS = 20
 
 
 def to_pandas(result: "Result") -> "pd.DataFrame":
-    """Return a row for every round, client and moment of evaluation."""
+    """Return a row for every round, client and moment."""
+    _need_pandas()
+    import pandas as pd
+
+    columns = _measured(result)
+    rows = [
+        {"round": entry.round, "client": name, "moment": moment, "loss": loss, **_values(scores, columns)}
+        for entry in result.rounds
+        for moment in result.moments()
+        for name, loss, scores in zip(result.distribution.clients, entry.loss, getattr(entry, moment), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["round", "client", "moment", "loss", *columns])
+
+
+def scores_frame(runs: "Sequence[tuple[Mapping[str, object], Result, Moment]]") -> "pd.DataFrame":
+    """Return a row for every run, round and client, at the moment that counts, after what tells the run."""
+    _need_pandas()
+    import pandas as pd
+
+    about, first, _ = runs[0]
+    columns = _measured(first)
+    rows = [
+        {**told, "round": entry.round, "client": name, **_values(scores, columns)}
+        for told, result, moment in runs
+        for entry in result.rounds
+        for name, scores in zip(result.distribution.clients, getattr(entry, moment), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=[*about, "round", "client", *columns])
+
+
+def _need_pandas() -> None:
     try:
-        import pandas as pd
+        import_module("pandas")
     except ImportError:
         raise UserError("to_pandas: needs pandas; install it with: pip install 'orchard[tables]'") from None
-    columns = [f"{part} {name}" for part, name in product(PARTS, result.task.measures)]
-    rows = []
-    for entry in result.rounds:
-        for moment in result.moments():
-            for i, scores in enumerate(getattr(entry, moment)):
-                values = (
-                    [getattr(scores, part)[name] for part, name in product(PARTS, result.task.measures)]
-                    if scores
-                    else None
-                )
-                about = {"round": entry.round, "client": result.distribution.clients[i], "moment": moment}
-                rows.append(
-                    {**about, "loss": entry.loss[i], **dict(zip(columns, values or [None] * len(columns), strict=True))}
-                )
-    return pd.DataFrame(rows, columns=["round", "client", "moment", "loss", *columns])
+
+
+def _measured(result: "Result") -> list[str]:
+    return [f"{part} {name}" for part, name in product(PARTS, result.task.measures)]
+
+
+def _values(scores: "Scores | None", columns: Sequence[str]) -> dict[str, float | None]:
+    """Return a client's figures by column; empty ones if it was absent."""
+    split = [column.split(" ", 1) for column in columns]
+    return {f"{part} {name}": getattr(scores, part)[name] if scores else None for part, name in split}
 
 
 def plot(result: "Result", axes: "Axes | None" = None) -> "Axes":
@@ -77,6 +108,30 @@ def as_html(result: "Result") -> str:
     return "\n".join(parts)
 
 
+def write_page(results: "Sequence[Result]", path: Path | str) -> Path:
+    """Write the page that shows these runs, in a moment also those that are kept nowhere; return its path."""
+    import orchard  # by its front door: the page is made by a room that stands on this one
+
+    with TemporaryDirectory() as home:
+        folders = [result.folder or _laid_down(result, Path(home) / str(k)) for k, result in enumerate(results)]
+        orchard.write_report(folders, path)
+    return Path(path)
+
+
+def _laid_down(result: "Result", path: Path) -> Path:
+    """Write what a page needs of a run into a folder."""
+    from orchard.runs.folder import RunFolder
+
+    folder = RunFolder(path)
+    path.mkdir()
+    folder.create(result, RunOptions(), {"in_memory": True})
+    for entry in result.rounds:
+        folder.append(entry)
+    done = len(result.rounds) == result.experiment.rounds
+    folder.write("summary.json", {"state": "finished" if done else "interrupted"})
+    return path
+
+
 def _evaluated(result: "Result") -> "Array":
     return result.scores()[: result.evaluated_rounds()]
 
@@ -106,10 +161,11 @@ def _clients(result: "Result") -> str:
     for i, client in enumerate(result.clients):
         cells = [escape(client.name), str(client.samples), measure.text(client.score), _spark(scores[:, i])]
         rows.append([*cells, *([escape(client.strongest_helper or "nobody")] if helped else [])])
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for a notebook; its cells are HTML."""
     head = "".join(f'<th style="{CELL}">{name}</th>' for name in heads)
     body = "".join("<tr>" + "".join(f'<td style="{CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

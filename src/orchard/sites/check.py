@@ -19,6 +19,7 @@ from orchard.errors import UserError
 from orchard.method import Moment
 from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
+from orchard.sites.members import described, known_members
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
 from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, started
@@ -27,8 +28,10 @@ from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, st
 def check(kit: Path, experiment: Path) -> Iterator[str]:
     """Try everything but the network; yield the findings line by line, then what would leave the site."""
     settings, name, consortium = load_site(kit), site_name(kit), consortium_of(kit)
-    yield f"site: {name}, one of {len(consortium.sites)} of the consortium {consortium.name}"
-    plan = make_plan(experiment, "check", consortium.sites)
+    sites = list(known_members(kit, settings)) or consortium.sites
+    yield f"site: {name}, one of {len(sites)} of the consortium {consortium.name}"
+    yield from described(kit, settings, name)
+    plan = make_plan(experiment, "check", sites if name in sites else [*sites, name])
     yield f"experiment: {plan.experiment.method.name}, {plan.experiment.rounds} rounds, model {plan.experiment.model}"
     torch.set_num_threads(settings.threads)
     known = _enrolled(plan, name, settings)

@@ -1,29 +1,39 @@
 """The coordinator's connection to the server. If it is lost, it reconnects: the server may be restarting."""
 
-import io
 import logging
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from orchard.errors import RunFailed, UserError
 from orchard.sites.consortium import consortium_of
 from orchard.sites.job import RESULTS, TEXTS, TOPIC, write_job
 from orchard.sites.plan import Plan
-
-T = TypeVar("T")
+from orchard.sites.session import GOODBYE, REFUSED, UNREACHABLE, CallFailed, Session
+from orchard.sites.waiting import Waiting
 
 PATIENCE = 300.0
-"""Seconds to keep trying to reach the server."""
+"""Seconds to keep trying to reach a server that has not answered yet."""
+LONG_PATIENCE = 3600.0
+"""Seconds to keep trying to reach a server that has answered before."""
 PAUSE = 2.0
+LIMIT = 30.0
+"""Seconds that a call may take, the first one with the start of its session."""
+DOWNLOAD_LIMIT = 300.0
+SAY_AFTER = 10.0
+"""Seconds of silence after which it is said that the server is waited for."""
 FINISHED = "FINISHED:"
 """How the status of an ended job begins, whether it succeeded or not."""
+UNKNOWN = f"{FINISHED}UNKNOWN"
+"""The status of a job that the server does not know: it was restored from a backup, or lost its storage."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +47,12 @@ class SiteStatus:
 class Connection:
     """Sends commands to a server and repeats them until it answers. Use it as a context manager."""
 
-    def __init__(self, kit: Path, patience: float = PATIENCE) -> None:
+    def __init__(self, kit: Path, patience: float = PATIENCE, waiting: Waiting | None = None) -> None:
         need_flare()
         self.kit, self.patience = kit, patience
+        self.waiting = waiting or Waiting(lambda text: None)
         self.consortium = consortium_of(kit)
-        self._session: Any = None
+        self.session: Session | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -55,12 +66,7 @@ class Connection:
 
     def sites(self) -> dict[str, SiteStatus]:
         """Return the sites that answer, each with the jobs that it runs."""
-        from nvflare.fuel.flare_api.api_spec import NoClientsAvailable
-
-        try:
-            rows = self._call(lambda session: session.get_client_job_status(), NoClientsAvailable) or []
-        except NoClientsAvailable:
-            return {}
+        rows = self._call("sites", expected={"NoClientsAvailable": []}) or []
         jobs: dict[str, list[str]] = {}
         for row in rows:
             if row["status"] not in ("no_reply", "error"):
@@ -69,14 +75,15 @@ class Connection:
 
     def submit(self, plan: Plan, present: Sequence[str]) -> str:
         """Submit a job for the sites in `present`; return its id."""
+        token = secrets.token_hex(16)  # so that a call which is repeated does not submit it twice
         with tempfile.TemporaryDirectory() as home:
-            folder = write_job(Path(home) / "job", plan, present)
-            job: str = self._call(lambda session: session.submit_job(str(folder)))
+            folder = write_job(Path(home) / "job", plan, present, self.kit)
+            job: str = self._call("submit", str(folder), token)
         return job
 
     def status(self, job: str) -> str:
         """Return FLARE's status of a job."""
-        return str(self._call(lambda session: session.get_job_meta(job)).get("status"))
+        return str(self._call("meta", job, expected={"JobNotFound": {"status": UNKNOWN}}).get("status"))
 
     def is_over(self, job: str, status: str) -> bool:
         """Tell whether a job has ended; a restarted server still lists the jobs that it ran before as running.
@@ -87,36 +94,30 @@ class Connection:
 
     def began_after(self, job: str) -> bool:
         """Tell whether the server was started after a job was submitted and does not run it."""
-        server = self._call(lambda session: session.get_system_info())
-        submitted = self._call(lambda session: session.get_job_meta(job)).get("submit_time", 0.0)
-        runs = job in [entry.job_id for entry in server.job_info]
-        return not runs and bool(server.server_info.start_time > submitted)
+        server = self._call("system")
+        submitted = self._call("meta", job, expected={"JobNotFound": {}}).get("submit_time", 0.0)
+        return job not in server["jobs"] and bool(server["started"] > submitted)
 
     def unfinished(self, run: str) -> list[str]:
         """Return the jobs of a run that have not ended."""
-        jobs = self._call(lambda session: session.list_jobs(name_prefix=run)) or []
+        jobs = self._call("jobs", run) or []
         return [job["job_id"] for job in jobs if not self.is_over(job["job_id"], str(job.get("status")))]
 
     def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Return a running job's progress; None if it does not answer, e.g. while it starts or ends."""
-        from nvflare.fuel.flare_api.api_spec import InternalError, JobNotRunning, NoReply
-
-        silence = (InternalError, JobNotRunning, NoReply)
-        try:
-            answer = self._call(lambda session: session.do_app_command(job, TOPIC, asked), *silence)
-        except silence:
-            return None
+        silence = dict.fromkeys(("InternalError", "JobNotFound", "JobNotRunning", "NoReply"))
+        answer = self._call("ask", job, TOPIC, asked, expected=silence)
         return answer if isinstance(answer, dict) and _is_progress(answer) else None
 
     def abort(self, job: str) -> None:
         """Abort a job."""
-        with suppress(Exception):  # it may just have ended by itself
-            self._call(lambda session: session.abort_job(job))
+        with suppress(RunFailed, UserError):  # it may just have ended by itself
+            self._call("abort", job)
 
     def fetch(self, job: str, to: Path) -> str:
         """Copy the results of an ended job into a folder; return its error message, empty if there was no error."""
         with tempfile.TemporaryDirectory() as home:
-            place = Path(self._call(lambda session: session.download_job_result(job, home)))
+            place = Path(self._call("download", job, home, limit=DOWNLOAD_LIMIT))
             found = place / "workspace" / RESULTS
             if not found.is_dir():
                 return ""
@@ -128,58 +129,44 @@ class Connection:
 
     # --- The session ---
 
-    def _call(self, command: Callable[[Any], T], *expected: type[Exception]) -> T:
-        """Run a command; if the connection is lost, reconnect and repeat it."""
-        from nvflare.apis.fl_exception import FLCommunicationError
-        from nvflare.fuel.flare_api.api_spec import (
-            AuthenticationError,
-            AuthorizationError,
-            InternalError,
-            NoConnection,
-            NoReply,
-            SessionClosed,
-        )
+    def _call(self, name: str, *arguments: object, expected: Mapping[str, Any] = {}, limit: float = LIMIT) -> Any:
+        """Return a command's answer, or what is expected after some exceptions of FLARE.
 
-        unreachable = (
-            NoConnection,
-            SessionClosed,
-            FLCommunicationError,
-            InternalError,
-            NoReply,
-            OSError,
-            RuntimeError,
-        )
-
-        deadline = time.monotonic() + self.patience
+        If the server cannot be reached, or does not answer within the limit, repeat the command in a new session.
+        """
+        began = time.monotonic()
         while True:
             try:
-                return command(self._connected())
-            except expected:
-                raise
-            except (AuthenticationError, AuthorizationError) as error:
-                raise UserError(f"{self.kit}: the server refuses this: {error}") from None
-            except unreachable as error:
-                self._close()
-                if time.monotonic() > deadline:
-                    server = f"{self.consortium.server}:{self.consortium.port}"
-                    raise RunFailed(f"{server}: cannot be reached: {error}") from None
+                self.session = self.session or Session(self.kit, self.consortium.coordinator)
+                answer = self.session.call(limit, name, *arguments)
+                if self.waiting.over():
+                    self.waiting.say(f"{self.address} answers again")
+                self.patience = self.patience and LONG_PATIENCE
+                return answer
+            except CallFailed as failed:
+                for kind in failed.kinds:
+                    if kind in expected:
+                        return expected[kind]
+                text = printable(str(failed))
+                if failed.is_one_of(REFUSED):
+                    raise UserError(f"{self.kit}: the server refuses this: {text}") from None
+                if not failed.is_one_of(UNREACHABLE):
+                    raise RunFailed(f"the server says: {failed.kinds[0]}: {text}") from None
+                self._close(0.0)
+                if time.monotonic() - began >= self.patience:
+                    raise RunFailed(f"{self.address}: cannot be reached: {text}") from None
+                self.waiting.on(f"{self.address}, which cannot be reached", self.patience, SAY_AFTER)
                 time.sleep(PAUSE)
-            except Exception as error:  # FLARE raises many classes of its own
-                raise RunFailed(f"the server says: {type(error).__name__}: {printable(str(error))}") from None
 
-    def _connected(self) -> Any:
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return f"{self.consortium.server}:{self.consortium.port}"
 
-        if self._session is None:
-            with redirect_stdout(io.StringIO()):
-                self._session = new_secure_session(self.consortium.coordinator, str(self.kit.resolve()))
-        return self._session
-
-    def _close(self) -> None:
-        session, self._session = self._session, None
+    def _close(self, seconds: float = GOODBYE) -> None:
+        session, self.session = self.session, None
         if session is not None:
-            with suppress(Exception), redirect_stdout(io.StringIO()):
-                session.close()
+            session.close(seconds)
 
 
 def _is_progress(answer: dict[str, Any]) -> bool:
@@ -189,10 +176,8 @@ def _is_progress(answer: dict[str, Any]) -> bool:
 
 def need_flare() -> None:
     """Raise if FLARE is not installed; silence its log, which is meant for its developers."""
-    try:
-        import nvflare  # noqa: F401
-    except ImportError:
-        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'") from None
+    if find_spec("nvflare") is None:
+        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'")
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
 
 

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import threading
 import time
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,9 +28,13 @@ from orchard.runs.files import to_json
 from orchard.runs.result import Result
 from orchard.sites.coordinator import coordinate, engine_for
 from orchard.sites.job import HEADER, MESSAGE, PARCELS, PRESENT, RESULTS, TASK, TEXTS, TOPIC
+from orchard.sites.kit import storage_of
+from orchard.sites.members import CERTIFICATE_REVOKED, read_members
+from orchard.sites.members import FILE as MEMBERS
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
-from orchard.sites.provision import SERVER
+from orchard.sites.revocation import FILE as REVOKED
+from orchard.sites.revocation import at_server, take_over
 
 LOOK = 0.05
 """Seconds between checks for answers."""
@@ -58,9 +61,11 @@ class RunController(Controller):  # type: ignore[misc]
         config = Path(workspace.get_app_config_dir(job))
         self.plan = Plan.from_json((config / PLAN).read_text("utf-8"))
         self.present: list[str] = json.loads((config / PRESENT).read_text("utf-8"))
-        settings = tomllib.loads((Path(workspace.get_root_dir()) / SERVER).read_text("utf-8"))
-        self.job, self.log = job, Path(workspace.get_root_dir()) / "log.txt"
-        self.folder = Path(settings["storage"]) / "runs" / self.plan.run
+        self.kit = Path(workspace.get_root_dir())
+        self.members = read_members(config / MEMBERS)
+        take_over(config / REVOKED, self.kit)
+        self.job, self.log = job, self.kit / "log.txt"
+        self.folder = storage_of(self.kit) / "runs" / self.plan.run
         self.results = Path(workspace.get_run_dir(job)) / RESULTS
         fl_ctx.get_engine().register_app_command(TOPIC, self._answer_coordinator)
         fl_ctx.get_engine().register_aux_message_handler(PARCELS, self._serve_parcel)
@@ -95,9 +100,12 @@ class RunController(Controller):  # type: ignore[misc]
         self, requests: Mapping[str, Message], abort_signal: Signal, fl_ctx: FLContext
     ) -> dict[str, Message | str]:
         """Send each site its message; wait for all answers, at most until the deadline."""
-        answers: dict[str, Message | str] = {}
-        self.waiting = set(requests)
-        tasks = {site: self._sent(site, message, answers, fl_ctx) for site, message in requests.items()}
+        revoked = at_server(self.kit)
+        answers: dict[str, Message | str] = {
+            site: CERTIFICATE_REVOKED for site in requests if self.members.get(site) in revoked
+        }
+        self.waiting = set(requests) - set(answers)
+        tasks = {site: self._sent(site, requests[site], answers, fl_ctx) for site in sorted(self.waiting)}
         while self.waiting:
             gc.collect()  # FLARE's sent messages are large and in reference cycles
             if abort_signal.triggered:

@@ -16,8 +16,10 @@ from nvflare.apis.signal import Signal
 from orchard.engines.flare.messages import MessageRejected
 from orchard.engines.pages import use_large_pages
 from orchard.sites.job import MESSAGE, PARCELS
+from orchard.sites.members import check_members
 from orchard.sites.plan import FILE as PLAN
-from orchard.sites.settings import load_site
+from orchard.sites.plan import Plan
+from orchard.sites.settings import SiteSettings, load_site
 from orchard.sites.worker import SiteWorker
 
 SERVER = "server"
@@ -50,7 +52,11 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 def _worker(fl_ctx: FLContext) -> SiteWorker:
     workspace = fl_ctx.get_workspace()
     kit, job = Path(workspace.get_root_dir()), Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
-    return SiteWorker(fl_ctx.get_identity_name(), lambda: load_site(kit), (job / PLAN).read_text("utf-8"))
+
+    def agree(plan: Plan, settings: SiteSettings) -> None:
+        check_members(kit, settings, job, plan.sites)
+
+    return SiteWorker(fl_ctx.get_identity_name(), lambda: load_site(kit), (job / PLAN).read_text("utf-8"), agree)
 
 
 def _with_vectors(message: Mapping[str, Any], fl_ctx: FLContext, abort_signal: Signal) -> Mapping[str, Any]:

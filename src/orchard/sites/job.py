@@ -1,12 +1,15 @@
 """A FLARE job: configuration only, never code."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from orchard.sites.kit import CONTROLLER, EXECUTOR
+from orchard.sites.members import FILE as MEMBERS
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
+from orchard.sites.revocation import FILE as REVOKED
 
 TASK = "orchard"
 MESSAGE = "message"
@@ -26,8 +29,11 @@ START = 600.0
 """Seconds that a site waits for the server's job process to start."""
 
 
-def write_job(folder: Path, plan: Plan, present: Sequence[str]) -> Path:
-    """Write a job for the sites in `present`; FLARE runs it only with all of them."""
+def write_job(folder: Path, plan: Plan, present: Sequence[str], kit: Path | None = None) -> Path:
+    """Write a job for the sites in `present`; FLARE runs it only with all of them.
+
+    From the coordinator's kit it takes the members of the day, and the revoked certificates.
+    """
     config = folder / "app" / "config"
     config.mkdir(parents=True)
     server = {
@@ -59,4 +65,7 @@ def write_job(folder: Path, plan: Plan, present: Sequence[str]) -> Path:
     (config / "config_fed_client.json").write_text(json.dumps(client, indent=2), "utf-8")
     (config / PLAN).write_text(plan.to_json(), "utf-8")
     (config / PRESENT).write_text(json.dumps(list(present)), "utf-8")
+    for name in (MEMBERS, REVOKED):
+        if kit is not None and (kit / "local" / name).is_file():
+            shutil.copyfile(kit / "local" / name, config / name)
     return folder

@@ -1,6 +1,7 @@
-"""Startup kits: their format, and the only two classes that a job may use."""
+"""Startup kits: their format, the only two classes that a job may use, and where the server keeps what it has."""
 
 import json
+import tomllib
 from pathlib import Path
 
 from orchard import __version__
@@ -12,6 +13,9 @@ CONTROLLER = "orchard.sites.controller.RunController"
 """What FLARE runs at the server."""
 EXECUTOR = "orchard.sites.executor.SiteExecutor"
 """What FLARE runs at a site."""
+ADMISSION = "orchard.sites.admission.Admission"
+"""What FLARE runs at the server besides."""
+SERVER = "local/server.toml"
 
 
 def mark_kit(kit: Path) -> None:
@@ -27,3 +31,8 @@ def check_kit(kit: Path) -> None:
         except (OSError, ValueError, AttributeError):
             found = None
         check_format(found, FORMAT, "startup kit (made by: orchard deploy init)", kit)
+
+
+def storage_of(kit: Path) -> Path:
+    """Return the folder in which the server of a kit keeps its runs."""
+    return Path(tomllib.loads((kit / SERVER).read_text("utf-8"))["storage"])

@@ -14,12 +14,15 @@ from typing import Any
 import tomli_w
 
 from orchard.errors import UserError
+from orchard.sites.authority import Issued, hand_out, issued, revocations
 from orchard.sites.consortium import FILE as CONSORTIUM
 from orchard.sites.consortium import Consortium
-from orchard.sites.kit import CONTROLLER, EXECUTOR, check_kit, mark_kit
+from orchard.sites.kit import ADMISSION, CONTROLLER, EXECUTOR, SERVER, check_kit, mark_kit
+from orchard.sites.members import FILE as MEMBERS
+from orchard.sites.members import write_members
+from orchard.sites.revocation import Revoked
 from orchard.sites.settings import FILE as SITE
 
-SERVER = "local/server.toml"
 PRIVATE = 0o600
 HEARTBEATS = 60
 """Seconds without a heartbeat after which a site counts as gone."""
@@ -46,6 +49,8 @@ data = "../data.npz"        # an .npz, or a folder of images
 records = "../{site}-records"  # what a crash must not lose: this site's state, relationships and personalised model
 device = "cpu"
 threads = 1                 # compute threads; with more, the last bits of results differ
+rounds_kept = 20            # how old a backup of the server may be, in rounds; each keeps one upload on disk
+consent = true              # train with a new member only after: orchard site accept
 models = []                 # networks of your own that a run may name, e.g. ["hospital_nets:small_cnn"]
 """
 
@@ -58,10 +63,13 @@ class Kits:
     kept: list[Path]
     authority: Path
     expires: datetime
+    old: list[Issued]
+    """Certificates of parties that take part no more, but which still count."""
+    revoked: list[Revoked]
 
 
 def make_kits(consortium: Consortium, out: Path) -> Kits:
-    """Make the missing kits. Existing ones stay as they are, except for the coordinator's list of sites."""
+    """Make the missing kits. Existing ones stay as they are, but for lists: the coordinator's of sites, the revoked."""
     authority = out / "authority"
     names = [consortium.server, *consortium.sites, consortium.coordinator]
     missing = [name for name in names if not (out / name).exists()]
@@ -71,8 +79,12 @@ def make_kits(consortium: Consortium, out: Path) -> Kits:
         authority.mkdir(parents=True, exist_ok=True, mode=0o700)
         authority.chmod(0o700)
         made = _provisioned(consortium, authority)
+        counting = issued(authority)
+        members = {site: counting[site].fingerprint for site in consortium.sites}
         for name in missing:
             _restrict(made / name, name, consortium)
+            if name in members:
+                write_members(made / name / "local" / MEMBERS, members)
             new = out / f".{name}.new"  # an interrupted copy must not look like a kit
             shutil.rmtree(new, ignore_errors=True)
             for place in (made / name, new):  # before keys are in it; copytree copies the mode too
@@ -86,10 +98,15 @@ def make_kits(consortium: Consortium, out: Path) -> Kits:
             secret.chmod(PRIVATE)
         # The coordinator's commands read the sites from its kit, so an existing kit is updated too.
         _write_consortium(out / consortium.coordinator, consortium)
+        write_members(out / consortium.coordinator / "local" / MEMBERS, members)
+        revoked, text = revocations(authority)
+        if text:
+            hand_out(out, text)
     except OSError as error:
         raise UserError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from None
     kept = [out / name for name in names if name not in missing]
-    return Kits([out / name for name in missing], kept, authority, expires)
+    old = [entry for name, entry in counting.items() if name not in names]
+    return Kits([out / name for name in missing], kept, authority, expires, old, revoked.revoked)
 
 
 def _write_consortium(kit: Path, consortium: Consortium) -> None:
@@ -190,6 +207,7 @@ def _server_resources(resources: dict[str, Any], storage: str) -> None:
     resources["servers"][0]["heart_beat_timeout"] = HEARTBEATS
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{storage}/snapshots"
     resources["components"] = [c for c in resources["components"] if c["id"] != "log_receiver"]
+    resources["components"].append({"id": "admission", "path": ADMISSION, "args": {}})
     for component in resources["components"]:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = f"{storage}/jobs"

@@ -3,6 +3,10 @@
 A record is a folder of checkpoints. Each holds the client's state, the round's update, the figures of all rounds so
 far with the site's directed relationships, and two personalised models: the last one, and the one with the best
 score on the site's validation data. A record never leaves its site.
+
+The updates of earlier rounds are kept too, in `answers`: a server that was restored from a backup asks for them again.
+A site never trains a round twice. Asked again, it sends what it sent before, so that asking again tells nobody more:
+an account of what its updates give away, as differential privacy keeps one, counts every round once.
 """
 
 import logging
@@ -25,6 +29,10 @@ from orchard.runs.checkpoints import read_newest, rounds_written, write_checkpoi
 log = logging.getLogger(__name__)
 
 
+ANSWERS = "answers"
+"""The folder of the updates of earlier rounds."""
+
+
 @dataclass(frozen=True)
 class SiteRound:
     """What a site records of a round."""
@@ -44,10 +52,13 @@ class SiteRound:
 
 
 class SiteRecord:
-    """The record of one run at one site; `about` describes the run and is checked whenever it continues."""
+    """The record of one run at one site; `about` describes the run and is checked whenever it continues.
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.folder, self.about = folder, dict(about)
+    It keeps the updates of the `kept` rounds before the last.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], kept: int = 1) -> None:
+        self.folder, self.about, self.kept = folder, dict(about), kept
         self.written: dict[str, Any] | None = None
         """The last record that this process wrote, to avoid reading it again."""
 
@@ -69,20 +80,29 @@ class SiteRecord:
     def for_round(self, round: int) -> dict[str, Any] | None:
         """Return the record of a round if it was run already, else that of the last round before it, else None.
 
-        Raise if that record is missing or damaged: the round would start from a wrong state and overwrite the
-        existing records.
+        Of an earlier round the record holds the update alone. Raise if the record is missing or damaged: the round
+        would start from a wrong state and overwrite the existing records.
         """
         if self.written and self.written["rounds"] <= round + 1:
             return self.written
         done, _ = read_newest(self.folder, round + 1)
         if done is None or done["rounds"] <= round:
             if max(rounds_written(self.folder), default=0) > round + 1:
-                raise MessageRejected("round long past")
+                return self._own(self._answered(round))
             done, problems = read_newest(self.folder, round)
             if problems:
                 log.error("%s", "; ".join(problems))
                 raise MessageRejected("record damaged")
         return self._own(done)
+
+    def _answered(self, round: int) -> dict[str, Any]:
+        """Return what is kept of an earlier round."""
+        kept: dict[str, Any] | None = read_newest(self.folder / ANSWERS, round + 1)[0]
+        if kept is None or kept["rounds"] != round + 1:
+            first = min(rounds_written(self.folder / ANSWERS), default=0)
+            log.error("round %d is asked for again; there are answers from round %d on", round + 1, first)
+            raise MessageRejected("round long past")
+        return kept
 
     def _own(self, found: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the record; raise if another site wrote it, i.e. if two sites share a folder."""
@@ -101,6 +121,9 @@ class SiteRecord:
             "history": [*(before["history"] if before else []), _figures(site_round)],
             **_models(before, site_round),
         }
+        if before is not None:  # before its record is deleted
+            answer = {name: before[name] for name in ("about", "rounds", "update")}
+            write_checkpoint(self.folder / ANSWERS, before["rounds"], answer, kept=self.kept)
         write_checkpoint(self.folder, site_round.round + 1, content)
         self.written = content
 

@@ -19,6 +19,10 @@ class SiteSettings(Settings):
     records: LaxPath = Field(description="outside of the kit, and of this site alone: what a crash must not lose")
     device: str = Field(default="cpu", description="where networks are trained, by PyTorch's name: cpu, cuda, cuda:1")
     threads: int = Field(default=1, ge=1, description="compute threads; with others, the last bits differ")
+    rounds_kept: int = Field(
+        default=20, ge=1, description="how old a backup of the server may be, in rounds; each keeps one upload on disk"
+    )
+    consent: bool = Field(default=True, description="train with a new member only after: orchard site accept")
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'
     )

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchard.errors import RunFailed, Stopped, UserError
+from orchard.errors import RunFailed, Stopped
 from orchard.runs.files import write_durably
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
-from orchard.runs.run import make_run_folder
-from orchard.sites.connection import FINISHED, Connection, SiteStatus, printable
+from orchard.sites.connection import FINISHED, UNKNOWN, Connection, SiteStatus, printable
 from orchard.sites.job import HEADER
-from orchard.sites.plan import FILE as PLAN
+from orchard.sites.members import NOT_ACCEPTED
 from orchard.sites.plan import Plan
+from orchard.sites.waiting import Waiting
 
 Say = Callable[[str], None]
 
@@ -38,6 +38,10 @@ TRIES = 5
 """The run fails after this many jobs in a row without a complete round."""
 DEATHS_UNTIL_LEFT_OUT = 3
 """The run continues without a site whose death has ended this many of these jobs."""
+CONSENT_SECONDS = 30.0
+"""Seconds until sites that did not agree to a new member are asked again."""
+SLOW = 60.0
+"""Seconds after which a round, and the beginning of a job, count as something that is waited for."""
 RETRY_SECONDS = 600.0
 """Seconds after which a site that could not take part, or kept dying, is invited again."""
 
@@ -56,6 +60,12 @@ class Supervisor:
         """How many jobs each site's death has ended since the last complete round."""
         self.left_out: dict[str, float] = {}
         """When each unstable site was left out, by site."""
+        self.waiting = Waiting(say, folder.note_waiting)
+        self.consent = Waiting(say, folder.note_waiting)
+        self.usual = 0.0
+        """How many seconds the last round took."""
+        self.behind = False
+        """Whether the server has lost rounds that are complete here."""
 
     def run(self) -> Result:
         """Follow the run to its end."""
@@ -66,13 +76,19 @@ class Supervisor:
                 job = self._submitted()
             status = self._watch(job)
             error = "the server was started anew"
-            if status.startswith(FINISHED):
+            if status == UNKNOWN:
+                error = "the server does not know it any more"
+            elif status.startswith(FINISHED):
                 error = self.server.fetch(job, self.folder.path)
             self.done = len(self.folder.rounds())
             if self.folder.read("summary.json").get("state") == "finished":
                 return self.folder.result()
             if self._stopping():
                 raise Stopped(f"stopped after round {self.done + 1}; go on with: {attach_command(self.folder.path)}")
+            if NOT_ACCEPTED in error:
+                self._wait_for_consent(error)
+                job, tries = None, 0
+                continue
             left_out = self._count_deaths(error, complete=self.done > before)
             tries = 0 if self.done > before or left_out else tries + 1
             if tries >= TRIES:
@@ -80,6 +96,14 @@ class Supervisor:
             if error:
                 self.say(f"the job ended: {error}; going on in a new one")
             job = None
+
+    def _wait_for_consent(self, error: str) -> None:
+        """Give sites a while to agree to a new member; only a new job can tell whether they have."""
+        asked = ", ".join(site for site in self.plan.sites if f"{site} ({NOT_ACCEPTED})" in error)
+        until = time.monotonic() + CONSENT_SECONDS
+        while time.monotonic() < until and not self._stopping():
+            self.consent.on(f"the consent of {asked} to a new member (orchard site accept, at each of them)")
+            time.sleep(POLL)
 
     def _state(self) -> dict[str, Any]:
         return self.folder.read(STATE)
@@ -109,7 +133,10 @@ class Supervisor:
 
     def _enough(self, sites: Sequence[str]) -> bool:
         """Tell whether a run that has begun can continue with these sites."""
-        return len(sites) >= self.plan.min_sites and self.folder.path.joinpath("federation.json").exists()
+        return len(sites) >= self.plan.min_sites and self._has_begun()
+
+    def _has_begun(self) -> bool:
+        return (self.folder.path / "federation.json").exists()
 
     # --- One job ---
 
@@ -124,20 +151,26 @@ class Supervisor:
 
     def _gathered(self) -> list[str]:
         """Wait for all sites, or for enough of them once `patience_seconds` have passed; return the connected ones."""
-        began, said = time.monotonic(), ""
+        began, patience = time.monotonic(), self.plan.agreement.patience_seconds
         while True:
             there = self.server.sites()
             present = [site for site in self._awaited() if site in there]
             missing = ", ".join(site for site in self._awaited() if site not in there)
-            patient = time.monotonic() - began < self.plan.agreement.patience_seconds
-            if not missing or (self._enough(present) and not patient):
+            enough = self._enough(present)
+            if not missing or (enough and time.monotonic() - began >= patience):
+                self.waiting.over()
                 return present
-            if missing != said:
-                self.say(f"waiting for: {missing}")
-                said = missing
+            self.waiting.on(f"{missing} ({self._why_needed(enough)})", patience if enough else None)
             if self._stopping():
                 raise Stopped(f"stopped; go on with: {attach_command(self.folder.path)}")
             time.sleep(POLL)
+
+    def _why_needed(self, enough: bool) -> str:
+        if enough:
+            return "absent; then the rounds go on without"
+        if not self._has_begun():
+            return "absent; the first round needs all sites"
+        return f"absent; a round needs {self.plan.min_sites} of {len(self.plan.sites)} sites"
 
     def _watch(self, job: str) -> str:
         """Follow a job until it is over and return its status; end it if a site was lost or an absent one is back."""
@@ -150,6 +183,7 @@ class Supervisor:
             status = self.server.status(job)
             over = over + 1 if self.server.is_over(job, status) else 0
             if status.startswith(FINISHED) or over >= MISSES_UNTIL_OVER:
+                self.waiting.over()
                 return status
             stuck = stuck + 1 if status == "DISPATCHED" and self.server.began_after(job) else 0
             if stuck >= LOOKS_UNTIL_STUCK:
@@ -158,6 +192,7 @@ class Supervisor:
                 asked = {"stop": True}
             progress = self.server.progress(job, {**asked, "since": self.done})
             self._mirror(progress)
+            self._say_what_lasts(progress)
             if progress and time.monotonic() - looked > SITE_POLL:  # sites come and go while a job starts or ends
                 looked = time.monotonic()
                 there = self.server.sites()
@@ -175,6 +210,18 @@ class Supervisor:
                     self.say(f"{', '.join(back + again)}: there; asked to take part from the next round on")
                     asked = {"stop": True}
             time.sleep(POLL)
+
+    def _say_what_lasts(self, progress: dict[str, Any] | None) -> None:
+        """Say which sites take long over a round, or that the job takes long to begin or to end."""
+        if progress is None:
+            self.waiting.on("the server, whose job does not answer: it begins, or ends", after=SLOW)
+            return
+        late = ", ".join(site for site in self.plan.sites if site in progress.get("waiting", []))
+        if late:
+            at = f"round {self.done + 1}" if self._has_begun() else "the beginning"
+            self.waiting.on(f"{late} ({at})", self.plan.agreement.round_seconds, max(SLOW, 3 * self.usual))
+        else:
+            self.waiting.over()
 
     def _lost(self, job: str, there: dict[str, SiteStatus], missed: dict[str, int]) -> list[str]:
         """Return the sites that should run a job but answered several times in a row that they do not."""
@@ -201,10 +248,14 @@ class Supervisor:
         for name in HEADER:
             if name in progress["files"] and not (self.folder.path / name).exists():
                 write_durably(self.folder.path / name, str(progress["files"][name]))
+        if progress.get("rounds"):
+            self.consent.over()
+        self._compare(progress.get("rounds"))
         lines = progress["lines"]
         try:
             texts = [self._line(line) for line in lines]
             said = {line["round"]: text for line, text in zip(lines, texts, strict=True) if text}
+            self.usual = float(lines[-1]["seconds"]) if lines else self.usual
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RunFailed("the server's figures make no sense") from None
         with (self.folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -215,6 +266,12 @@ class Supervisor:
             if round >= self.shown:
                 self.say(text)
                 self.shown = round + 1
+
+    def _compare(self, rounds: object) -> None:
+        """Say so if the server has fewer rounds than this folder: it was restored from a backup."""
+        before, self.behind = self.behind, isinstance(rounds, int) and 0 < rounds <= self.done
+        if self.behind and not before:
+            self.say(f"the server was restored: it is at round {rounds} again, and sites repeat what they answered")
 
     def _line(self, line: dict[str, Any]) -> str:
         """Return a line about a round: the mean score, each site's score, and failures.
@@ -236,68 +293,6 @@ class Supervisor:
         return "  ".join([f"round {line['round'] + 1}/{rounds}", mean, *each, f"{line['seconds']:.1f} s", *failures])
 
 
-# --- Commands ---
-
-
-def begin(plan: Plan, kit: Path, path: Path, say: Say) -> Result:
-    """Submit a run and follow it to its end."""
-    make_run_folder(path)
-    try:
-        write_durably(path / PLAN, plan.to_json())
-        write_durably(path / STATE, json.dumps({"kit": str(kit.resolve()), "run": plan.run}))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be used as a folder: {error.strerror}") from None
-    return attach(path, None, say)
-
-
-def attach(path: Path, kit: Path | None, say: Say) -> Result:
-    """Follow a run that was submitted earlier to its end."""
-    plan, home = planned(path), kit or kit_of(path)
-    with RunFolder(path).locked() as folder, Connection(home) as server:
-        if folder.read("summary.json").get("state") == "finished":
-            return folder.result()
-        (path / STOP).unlink(missing_ok=True)
-        return Supervisor(server, folder, plan, say).run()
-
-
-def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
-    """Stop a run after its current round, or at once; a process that follows it ends too."""
-    plan, home = planned(path), kit or kit_of(path)
-    (path / STOP).write_text("", "utf-8")
-    with Connection(home) as server:
-        silent: dict[str, int] = {}
-        """By job, checks in a row without an answer; a job that never answers has not started, or never will."""
-        while jobs := server.unfinished(plan.run):
-            for job in jobs:
-                answered = not now and server.progress(job, {"stop": True})
-                silent[job] = 0 if answered else silent.get(job, 0) + 1
-                if now or silent[job] >= LOOKS_UNTIL_STUCK:
-                    server.abort(job)
-            time.sleep(POLL)
-    say(f"stopped; go on with: {attach_command(path)}")
-
-
-def planned(path: Path) -> Plan:
-    """Return the plan of a run that this coordinator submitted."""
-    try:
-        return Plan.from_json((path / PLAN).read_text("utf-8"))
-    except OSError:
-        raise UserError(f"{path}: is not the folder of a run on sites: it has no {PLAN}") from None
-
-
-def kit_of(path: Path) -> Path:
-    """Return the kit that a run was submitted with."""
-    return Path(RunFolder(path).read(STATE).get("kit", ""))
-
-
 def attach_command(path: Path) -> str:
     """Return the command that follows a run again."""
     return f"orchard deploy attach {path}"
-
-
-def site_table(sites: Sequence[str], there: dict[str, SiteStatus]) -> list[tuple[str, str, str]]:
-    """Return each site's name, whether it is connected, and how many jobs it runs."""
-    return [
-        (site, "connected" if site in there else "absent", str(len(there[site].jobs)) if site in there else "-")
-        for site in sites
-    ]

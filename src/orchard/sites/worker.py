@@ -86,11 +86,18 @@ class Started:
 class SiteWorker:
     """One site in one run.
 
-    `signed` is the plan as the coordinator signed it; a message with another plan is rejected.
+    `signed` is the plan as the coordinator signed it; a message with another plan is rejected. `agree` raises if the
+    site has not agreed to the members.
     """
 
-    def __init__(self, name: str, settings: Callable[[], SiteSettings], signed: str | None = None) -> None:
-        self.name, self.settings, self.signed = name, settings, signed
+    def __init__(
+        self,
+        name: str,
+        settings: Callable[[], SiteSettings],
+        signed: str | None = None,
+        agree: Callable[[Plan, SiteSettings], None] = lambda plan, settings: None,
+    ) -> None:
+        self.name, self.settings, self.signed, self.agree = name, settings, signed, agree
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
 
@@ -119,7 +126,9 @@ class SiteWorker:
         if self.signed is not None and message.get("plan") != self.signed:
             raise MessageRejected("not the signed plan")
         plan = Plan.from_json(str(message.get("plan")))
-        self.enrolled, self.started = enrolled(plan, self.name, self.settings()), None
+        settings = self.settings()
+        self.agree(plan, settings)
+        self.enrolled, self.started = enrolled(plan, self.name, settings), None
         torch.set_num_threads(self.enrolled.settings.threads)
         data, about = self.enrolled.data, self.enrolled.record.about
         moments = data.task.moments(data.clients[0].train.y)
@@ -145,9 +154,10 @@ class SiteWorker:
 
 
 def _recorded_round(known: Enrolled, now: Started, download: Download) -> ClientUpdate:
-    """Run a round and record it on disk; a round that was run before is read from its record."""
+    """Run a round and record it on disk; a round that was run before is read from its record, and not run again."""
     done = known.record.for_round(download.round)
     if done is not None and done["rounds"] == download.round + 1:
+        log.info("round %d is asked for again; the answer is the same as before", download.round + 1)
         return update_of(done)
     state, buffers = (done["client"], done["buffers"]) if done else now.initial
     now.client.restore(state)
@@ -189,7 +199,7 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     counts = {part: rows[0] for part, rows in data.class_counts().items()}
     sizes = {part: sizes[0] for part, sizes in data.sizes().items()}
     about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "sizes": sizes, "counts": counts}
-    record = SiteRecord(settings.records / plan.run, about)
+    record = SiteRecord(settings.records / plan.run, about, settings.rounds_kept)
     before = record.newest()
     if before is not None and before["about"]["data"] != about["data"]:
         raise MessageRejected("data changed")

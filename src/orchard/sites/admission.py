@@ -1,0 +1,114 @@
+"""What FLARE runs at the server besides jobs: it lets nobody in whose certificate was revoked.
+
+FLARE knows no such lists. It checks a party's certificate when the party registers, and gives it a token that is good
+for as long as its process lives, even if the server is started anew. So the list is asked at both: when somebody
+registers, and at every heartbeat. If a list cannot be read, nobody is let in.
+"""
+
+import hashlib
+import json
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.private.fed.utils.identity_utils import IdentityVerifier, InvalidAsserterCert
+
+from orchard.errors import UserError
+from orchard.runs.files import write_durably
+from orchard.sites.kit import storage_of
+from orchard.sites.revocation import Revocations, at_server, fingerprint_of
+
+ADMITTED = "admitted.json"
+"""In the server's storage: by name, a hash of its token, and the certificate that it showed for that."""
+
+
+class Admission(FLComponent):  # type: ignore[misc]
+    """Asks the list of revoked certificates wherever FLARE lets somebody in."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take the door over when the server starts."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            workspace, server = (fl_ctx.get_prop(k) for k in (FLContextKey.WORKSPACE_OBJECT, FLContextKey.SITE_OBJ))
+            Door(Path(workspace.get_root_dir())).guard(server.client_manager)
+
+
+class Door:
+    """The server's decisions about who is let in."""
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+        self.file = storage_of(kit) / ADMITTED
+        self.lock = threading.Lock()
+        self.shown: dict[str, str] = {}
+        """The certificate that each party showed last, by name."""
+
+    def guard(self, manager: Any) -> None:
+        """Ask before FLARE's manager of clients lets somebody in."""
+        authenticate, heartbeat = manager.authenticate, manager.heartbeat
+
+        def registered(request: Any, fl_ctx: FLContext) -> Any:
+            client = authenticate(request, fl_ctx)
+            if client is not None:
+                self.admit(client.name, client.token)
+            return client
+
+        def alive(token: str, name: str, fqcn: str, fl_ctx: FLContext) -> bool:
+            if self.may_stay(name, token):
+                return bool(heartbeat(token, name, fqcn, fl_ctx))
+            manager.remove_client(token)
+            fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, "certificate revoked", sticky=False)
+            return False
+
+        manager.authenticate, manager.heartbeat = registered, alive
+        manager.cred_keeper.id_verifier = Verifier(self)
+
+    def revoked(self) -> Revocations:
+        """Return the newest list that the server has."""
+        return at_server(self.kit)
+
+    def admit(self, name: str, token: str) -> None:
+        """Remember with which certificate a party got its token."""
+        with self.lock, suppress(OSError):  # several come at once; with a full disk they come in all the same
+            write_durably(self.file, json.dumps({**self._admitted(), name: [_hash(token), self.shown.get(name, "")]}))
+
+    def may_stay(self, name: str, token: str) -> bool:
+        """Tell whether a party's token is still good; one that nobody knows is not if a certificate was revoked."""
+        try:
+            revoked = self.revoked()
+        except UserError:
+            return False
+        known, certificate = self._admitted().get(name, ["", ""])
+        if known == _hash(token) and certificate:
+            return certificate not in revoked
+        return all(entry.name != name for entry in revoked.revoked)
+
+    def _admitted(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            return dict(json.loads(self.file.read_text("utf-8")))
+        return {}
+
+
+class Verifier(IdentityVerifier):  # type: ignore[misc]
+    """FLARE's check of a certificate, which asks the list too."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(root_cert_file=str(door.kit / "startup" / "rootCA.pem"))
+        self.door = door
+
+    def verify_common_name(self, asserted_cn: str, nonce: str, asserter_cert: Any, *rest: Any, **named: Any) -> bool:
+        """Raise if the certificate was revoked, or is not what FLARE wants."""
+        shown = fingerprint_of(asserter_cert)
+        if shown in self.door.revoked():
+            raise InvalidAsserterCert("it was revoked")
+        good = bool(super().verify_common_name(asserted_cn, nonce, asserter_cert, *rest, **named))
+        self.door.shown[asserted_cn] = shown
+        return good
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
