@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from playwright.sync_api import Browser
 from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
 import orchard
+from browser import browser, needs_chromium, reading
 from helpers import ROOT, SMALL, federation_of, small_arrays, small_data, small_experiment
 from orchard.audit.audit import audit
 from orchard.audit.canaries import canaries_of
@@ -40,14 +42,17 @@ from orchard.core.contract import ClientUpdate, Download
 from orchard.core.federation import Federation
 from orchard.core.vector import Network
 from orchard.data.samples import Samples
-from orchard.errors import UserError
+from orchard.errors import Stopped, UserError
 from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.report.content import contents_of
-from orchard.report.page import whole_page
+from orchard.report.page import whole_page, write_report
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import load_data
+from synthetic import SyntheticRun
 from task_data import SETTINGS, task_arrays
+
+__all__ = ["browser"]
 
 ONE = RunOptions(workers=1)
 
@@ -396,6 +401,28 @@ def test_it_is_on_the_report(audited: tuple[Path, str]) -> None:
     text = whole_page([content])
     assert "data:image/png;base64," in text
     assert "labels of single samples" in text
+
+
+@needs_chromium
+def test_a_reader_sees_it_where_there_is_an_audit(browser: Browser, audited: tuple[Path, str], tmp_path: Path) -> None:
+    write_report([audited[0]], tmp_path / "audited.html")
+    with reading(browser, tmp_path / "audited.html") as reader:
+        assert "labels of single samples" in reader.text("#leaks-table")
+        assert reader.page.locator("#recovered img").evaluate("image => image.naturalWidth") > 500
+        assert "Attacks are lower bounds" in reader.text("#leaks-notes")
+        assert reader.troubles == []
+    write_report([SyntheticRun(tmp_path / "run").finish()], tmp_path / "plain.html")
+    with reading(browser, tmp_path / "plain.html") as reader:
+        assert not reader.page.locator("#leaks").is_visible()
+        assert reader.troubles == []
+
+
+def test_an_audit_that_is_stopped_says_how_to_go_on(audited: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(audited[0] / "b", tmp_path / "run")
+    before = (tmp_path / "run" / "audit.json").read_text()
+    with pytest.raises(Stopped, match="the same command goes on from there"):
+        audit(tmp_path / "run", Plan(2, 24), stop=lambda: True)
+    assert (tmp_path / "run" / "audit.json").read_text() == before
 
 
 def test_an_audit_may_leave_shadows_and_canaries_out(audited: tuple[Path, str]) -> None:
