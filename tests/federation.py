@@ -55,7 +55,7 @@ class Federation:
     ) -> None:
         self.home, self.sites = home, list(sites)
         self.kits = home / "kits"
-        port = _free_port()
+        port = free_port()
         storage = str(home / "storage")
         parties = {"server": "localhost", "port": port, "coordinator": COORDINATOR, "sites": self.sites}
         self.consortium = Consortium.model_validate({"name": "lungs", **parties, "storage": storage, **consortium})
@@ -94,9 +94,9 @@ class Federation:
             started.wait(10)
 
     def _ours(self) -> list[psutil.Process]:
-        """Return all processes that run in our kits, however they were left behind."""
+        """Return all processes that run in our folders, however they were left behind."""
         running = [p for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
-        return [p for p in running if any(str(self.kits) in word for word in p.info["cmdline"] or [])]
+        return [p for p in running if any(str(self.home) in word for word in p.info["cmdline"] or [])]
 
     # --- Processes ---
 
@@ -116,6 +116,19 @@ class Federation:
                     env=environment,
                     start_new_session=True,
                 )
+
+    def serve(self, name: str, *around: str) -> None:
+        """Start a party as a service does, with `orchard server start` or `orchard site start`."""
+        kind = "site" if name in self.sites else "server"
+        command = [sys.executable, "-c", "from orchard.cli import main; main()", kind, "start", str(self.kits / name)]
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*around, *command],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,
+            )
 
     def start_all(self, **tampered: str) -> None:
         """Start the server, then the sites."""
@@ -199,7 +212,8 @@ def ended(command: "subprocess.Popen[str]", seconds: float = 150) -> str:
     return said
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port: int = probe.getsockname()[1]

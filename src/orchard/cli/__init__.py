@@ -13,8 +13,19 @@ from orchard.engines.pages import use_large_pages
 from orchard.errors import DataWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
-from orchard.cli import running, tuning, joining, auditing  # in the order of --help
-from orchard.cli import methods, panel, looking, data, deploy, site
+from orchard.cli import (  # in the order of --help
+    running,
+    tuning,
+    joining,
+    auditing,
+    methods,
+    panel,
+    looking,
+    data,
+    deploy,
+    server,
+    site,
+)
 # isort: on
 
 __all__ = [
@@ -28,6 +39,7 @@ __all__ = [
     "methods",
     "panel",
     "running",
+    "server",
     "site",
     "tuning",
 ]

@@ -1,4 +1,4 @@
-"""Commands for coordinating silos on separate machines: deploy init, run, attach, status, stop."""
+"""Commands for coordinating silos on separate machines: deploy init, bundle, stats, run, attach, status, stop."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchard.cli.options import RUNS, Quiet, app
+from orchard.errors import UserError
 
 if TYPE_CHECKING:
     from orchard.runs.result import Result
@@ -27,8 +28,8 @@ def init(
     out: Annotated[Path, typer.Option("-o", "--output", help="Where the kits go.")] = Path("kits"),
 ) -> None:
     """Make a startup kit for each party: keys, certificates, and settings that allow only what Orchard needs."""
-    from orchard.sites.connection import need_flare
     from orchard.sites.consortium import load_consortium
+    from orchard.sites.kit import need_flare
     from orchard.sites.provision import make_kits
 
     need_flare()
@@ -57,7 +58,7 @@ def revoke_certificate(
 ) -> None:
     """Revoke a party's certificate: the server lets it in no more, and sites are told."""
     from orchard.sites.authority import revoke
-    from orchard.sites.connection import need_flare
+    from orchard.sites.kit import need_flare
 
     need_flare()
     entry, kits = revoke(out, name)
@@ -66,6 +67,41 @@ def revoke_certificate(
         typer.echo(f"written: {kit / 'local' / 'revoked.json'}")
     typer.echo(f"""The server honours it from its next job on; at once if that file is in the kit it runs from.
 If {name} is still to take part, orchard deploy init makes it a new kit, and the other sites are asked to agree.""")
+
+
+@deploy_app.command("bundle")
+def bundle_wheels(
+    source: Annotated[Path, typer.Argument(help="The folder of this copy of Orchard.")],
+    out: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    extras: Annotated[str, typer.Option(help="Extras of Orchard, with commas.")] = "deploy,tables",
+    platform: Annotated[
+        list[str] | None, typer.Option(help="pip's name of the sites' platform; several may be given. Default: this.")
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="The sites' Python, with --platform; default: this.")] = None,
+) -> None:
+    """Collect what sites without internet need to install Orchard: wheels, their hashes, a script."""
+    from orchard.sites.bundle import SCRIPT, SUMS, Target, bundle
+
+    if python is not None and not platform:
+        raise UserError("--python: needs --platform too")
+    target = Target(tuple(platform or ()), python or Target.python)
+    digest = bundle(source, out, [extra.strip() for extra in extras.split(",") if extra.strip()], target)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 2**20
+    typer.echo(f"""made: {out}, {size:,.0f} MB
+A site copies the folder and calls: sh {SCRIPT} /opt/orchard
+Tell the sites by another way what `sha256sum {SUMS}` must print: {digest}""")
+
+
+@deploy_app.command("stats")
+def stats(
+    experiment: Annotated[Path, typer.Argument(help="An experiment's TOML file with a table \\[deploy].")], kit: Kit
+) -> None:
+    """Ask the sites for counts and means of their data, and say what does not fit together, before training."""
+    from orchard.sites.statistics import ask, comparison
+
+    told, reasons = ask(experiment, kit, lambda text: typer.echo(text, err=True))
+    for line in comparison(told, reasons):
+        typer.echo(line)
 
 
 @deploy_app.command("run")

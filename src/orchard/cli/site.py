@@ -1,4 +1,4 @@
-"""Commands for a site: site check, report, export. They need neither the network nor FLARE."""
+"""Commands for a site. Only start, stop and health need FLARE."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from orchard.cli.options import Force, app, may_replace
+from orchard.cli.server import ask_party, run_party, stop_party
 
 site_app = typer.Typer(no_args_is_help=True, help="Take part as one of several silos on separate machines.")
 app.add_typer(site_app, name="site")
@@ -21,6 +22,33 @@ def check_site(kit: Kit, experiment: Annotated[Path, typer.Argument(help="The ex
 
     for line in check(kit, experiment):
         typer.echo(line)
+
+
+@site_app.command("stats")
+def stats_of_site(kit: Kit, experiment: Annotated[Path, typer.Argument(help="The experiment's TOML file.")]) -> None:
+    """Show what this site would tell of its data before training; nothing leaves."""
+    from orchard.sites.statistics import rehearsed
+
+    for line in rehearsed(kit, experiment):
+        typer.echo(line)
+
+
+@site_app.command("start")
+def start_site(kit: Kit) -> None:
+    """Take part until told to stop, in the foreground: for systemd, containers, and people who try it out."""
+    run_party(kit, "site")
+
+
+@site_app.command("stop")
+def stop_site(kit: Kit) -> None:
+    """Stop taking part: end this site's processes and wait until they are gone."""
+    stop_party(kit, "site")
+
+
+@site_app.command("health")
+def health_of_site(kit: Kit) -> None:
+    """Say whether this site runs and is connected to the server; exit with 1 if not."""
+    ask_party(kit, "site")
 
 
 @site_app.command("accept")
@@ -57,3 +85,27 @@ def export_site(
     may_replace(to, force=force)
     card = export(site_run(kit, run), to, round)
     typer.echo(f"written: {to}, described in {card}", err=True)
+
+
+@site_app.command("log")
+def log_site(
+    kit: Kit,
+    run: Annotated[str | None, typer.Option("--run", help="Only entries about this run.")] = None,
+    kept: Annotated[
+        str | None, typer.Option("--kept", help="A hash that this command printed earlier: is that entry still there?")
+    ] = None,
+) -> None:
+    """Show what has left this site, and check that no entry was altered, added or removed."""
+    from orchard.sites.settings import load_site
+    from orchard.sites.trail import Trail, shown, verify
+
+    trail = Trail(load_site(kit).records)
+    for line, entry in trail.entries():
+        if entry is None:
+            typer.echo(f"line {line}: unfinished, as after a crash")
+        elif run is None or entry["run"] == run:
+            typer.echo(shown(entry))
+    found = verify(trail, kept)
+    if found.kept is not None:
+        typer.echo(f"the hash that you kept is that of entry {found.kept}")
+    typer.echo(f"{found.entries} entries, each as it was written. Keep the last hash elsewhere: {found.head}")

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from orchard import __version__
 from orchard.errors import UserError
+
+if TYPE_CHECKING:  # a site that waits, and is asked how it is, needs no PyTorch
+    from torch import Tensor
 
 
 class Damaged(Exception):
@@ -48,14 +47,17 @@ def _defined(value: Any) -> Any:
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
     """Write tensors and metadata atomically, and wait for the disk."""
     with _replacing(path) as temporary:
         save_tensors(temporary, tensors, about)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
     """Write tensors and metadata without waiting for the disk."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -65,7 +67,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
         raise OSError(0, str(error), str(path)) from None
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _apart(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """Return tensors as safetensors needs them: contiguous and not overlapping."""
     ordered = {name: tensor.contiguous() for name, tensor in tensors.items()}
     memory = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in ordered.values())
@@ -73,8 +75,11 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in ordered.items()} if overlap else ordered
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> "dict[str, Tensor]":
     """Read tensors into memory that PyTorch allocates: a product's last bits depend on its alignment."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:

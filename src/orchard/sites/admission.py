@@ -20,7 +20,7 @@ from nvflare.private.fed.utils.identity_utils import IdentityVerifier, InvalidAs
 
 from orchard.errors import UserError
 from orchard.runs.files import write_durably
-from orchard.sites.kit import storage_of
+from orchard.sites.kit import storage_of, true_kit
 from orchard.sites.revocation import Revocations, at_server, fingerprint_of
 
 ADMITTED = "admitted.json"
@@ -34,7 +34,7 @@ class Admission(FLComponent):  # type: ignore[misc]
         """Take the door over when the server starts."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             workspace, server = (fl_ctx.get_prop(k) for k in (FLContextKey.WORKSPACE_OBJECT, FLContextKey.SITE_OBJ))
-            Door(Path(workspace.get_root_dir())).guard(server.client_manager)
+            Door(true_kit(Path(workspace.get_root_dir()))).guard(server.client_manager)
 
 
 class Door:

@@ -1,6 +1,5 @@
 """The coordinator's connection to the server. If it is lost, it reconnects: the server may be restarting."""
 
-import logging
 import secrets
 import shutil
 import tempfile
@@ -8,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +14,7 @@ from typing import Any, Self
 from orchard.errors import RunFailed, UserError
 from orchard.sites.consortium import consortium_of
 from orchard.sites.job import RESULTS, TEXTS, TOPIC, write_job
+from orchard.sites.kit import need_flare
 from orchard.sites.plan import Plan
 from orchard.sites.session import GOODBYE, REFUSED, UNREACHABLE, CallFailed, Session
 from orchard.sites.waiting import Waiting
@@ -172,13 +171,6 @@ class Connection:
 def _is_progress(answer: dict[str, Any]) -> bool:
     kinds = {"files": dict, "lines": list, "out": list}
     return all(isinstance(answer.get(name), kind) for name, kind in kinds.items())
-
-
-def need_flare() -> None:
-    """Raise if FLARE is not installed; silence its log, which is meant for its developers."""
-    if find_spec("nvflare") is None:
-        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'")
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
 
 
 def printable(text: str) -> str:

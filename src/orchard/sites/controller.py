@@ -27,8 +27,8 @@ from orchard.errors import RunFailed
 from orchard.runs.files import to_json
 from orchard.runs.result import Result
 from orchard.sites.coordinator import coordinate, engine_for
-from orchard.sites.job import HEADER, MESSAGE, PARCELS, PRESENT, RESULTS, TASK, TEXTS, TOPIC
-from orchard.sites.kit import storage_of
+from orchard.sites.job import HEADER, MESSAGE, PARCELS, PRESENT, RESULTS, STATISTICS, TASK, TEXTS, TOPIC
+from orchard.sites.kit import storage_of, true_kit
 from orchard.sites.members import CERTIFICATE_REVOKED, read_members
 from orchard.sites.members import FILE as MEMBERS
 from orchard.sites.plan import FILE as PLAN
@@ -61,10 +61,10 @@ class RunController(Controller):  # type: ignore[misc]
         config = Path(workspace.get_app_config_dir(job))
         self.plan = Plan.from_json((config / PLAN).read_text("utf-8"))
         self.present: list[str] = json.loads((config / PRESENT).read_text("utf-8"))
-        self.kit = Path(workspace.get_root_dir())
+        self.kit = true_kit(Path(workspace.get_root_dir()))
         self.members = read_members(config / MEMBERS)
         take_over(config / REVOKED, self.kit)
-        self.job, self.log = job, self.kit / "log.txt"
+        self.job, self.log = job, Path(workspace.get_root_dir()) / "log.txt"
         self.folder = storage_of(self.kit) / "runs" / self.plan.run
         self.results = Path(workspace.get_run_dir(job)) / RESULTS
         fl_ctx.get_engine().register_app_command(TOPIC, self._answer_coordinator)
@@ -88,7 +88,10 @@ class RunController(Controller):  # type: ignore[misc]
 
         try:
             self.engine = engine_for(self.plan, self.present, carry)
-            coordinate(self.plan, self.folder, self.engine, self._follow, self.pausing.is_set)
+            if self.plan.purpose == "statistics":
+                self._leave_statistics(self.engine)
+            else:
+                coordinate(self.plan, self.folder, self.engine, self._follow, self.pausing.is_set)
         except Exception as error:
             self._leave_results(f"{type(error).__name__}: {error}" if not isinstance(error, RunFailed) else str(error))
             raise
@@ -205,6 +208,11 @@ class RunController(Controller):  # type: ignore[misc]
     def _texts(self) -> dict[str, str]:
         found = {name: self.folder / name for name in HEADER}
         return {name: file.read_text("utf-8") for name, file in found.items() if file.is_file()}
+
+    def _leave_statistics(self, engine: FlareEngine) -> None:
+        told = {site: found.model_dump(mode="json") for site, found in engine.statistics().items()}
+        self.results.mkdir(parents=True, exist_ok=True)
+        (self.results / STATISTICS).write_text(to_json({"sites": told, "reasons": engine.reasons}), "utf-8")
 
     def _leave_results(self, error: str) -> None:
         """Copy the files that the coordinator may read to where FLARE lets it download them."""

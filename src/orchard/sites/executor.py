@@ -15,7 +15,9 @@ from nvflare.apis.signal import Signal
 
 from orchard.engines.flare.messages import MessageRejected
 from orchard.engines.pages import use_large_pages
+from orchard.sites.consortium import consortium_of
 from orchard.sites.job import MESSAGE, PARCELS
+from orchard.sites.kit import true_kit
 from orchard.sites.members import check_members
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
@@ -45,18 +47,21 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             complete = _with_vectors(message if isinstance(message, dict) else {}, fl_ctx, abort_signal)
             reply[MESSAGE] = dict(worker.handle(complete))
         except MessageRejected as rejected:
-            reply[MESSAGE] = {"site": worker.name, "failure": str(rejected)}
+            failure = {"site": worker.name, "failure": str(rejected)}
+            reply[MESSAGE] = dict(worker.leaving(failure, message.get("what") if isinstance(message, dict) else None))
         return reply
 
 
 def _worker(fl_ctx: FLContext) -> SiteWorker:
     workspace = fl_ctx.get_workspace()
-    kit, job = Path(workspace.get_root_dir()), Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+    kit, job = true_kit(Path(workspace.get_root_dir())), Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+    consortium = consortium_of(kit)
 
     def agree(plan: Plan, settings: SiteSettings) -> None:
         check_members(kit, settings, job, plan.sites)
 
-    return SiteWorker(fl_ctx.get_identity_name(), lambda: load_site(kit), (job / PLAN).read_text("utf-8"), agree)
+    signed, server = (job / PLAN).read_text("utf-8"), f"{consortium.server}:{consortium.port}"
+    return SiteWorker(fl_ctx.get_identity_name(), lambda: load_site(kit), signed, agree, server)
 
 
 def _with_vectors(message: Mapping[str, Any], fl_ctx: FLContext, abort_signal: Signal) -> Mapping[str, Any]:

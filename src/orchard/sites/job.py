@@ -21,8 +21,10 @@ PRESENT = "present.json"
 RESULTS = "orchard"
 HEADER = ("experiment.toml", "federation.json", "environment.json")
 """The files that describe a run; the coordinator may read them from the start."""
-TEXTS = (*HEADER, "metrics.jsonl", "summary.json")
-"""All files of a run folder that the coordinator may read; it accepts no others."""
+STATISTICS = "statistics.json"
+"""What the sites have told of their data, where a job asks for that."""
+TEXTS = (*HEADER, "metrics.jsonl", "summary.json", STATISTICS)
+"""All files that the coordinator may read; it accepts no others."""
 POLL = 0.1
 """Seconds between a site's requests for tasks."""
 START = 600.0

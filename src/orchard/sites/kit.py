@@ -1,10 +1,13 @@
-"""Startup kits: their format, the only two classes that a job may use, and where the server keeps what it has."""
+"""Startup kits: their format, the classes that they name, and what a server keeps and its processes need."""
 
 import json
+import logging
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchard import __version__
+from orchard.errors import UserError
 from orchard.runs.files import check_format
 
 FORMAT = 2
@@ -16,6 +19,22 @@ EXECUTOR = "orchard.sites.executor.SiteExecutor"
 ADMISSION = "orchard.sites.admission.Admission"
 """What FLARE runs at the server besides."""
 SERVER = "local/server.toml"
+"""Where the kit of a server says where its storage is."""
+HEARTBEATS = 60
+"""Seconds without a heartbeat after which a site counts as gone."""
+CHUNK = 2**19
+"""Bytes per chunk of a message. Even a short message takes a whole chunk of memory."""
+SERVER_ENVIRONMENT = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": str(HEARTBEATS // 2),
+    "MALLOC_MMAP_THRESHOLD_": str(2 * CHUNK),
+    "MALLOC_TRIM_THRESHOLD_": str(32 * CHUNK),
+    "MALLOC_ARENA_MAX": "2",
+}
+"""Variables of a server's processes: they shorten the wait for a lost site, and tune malloc for messages.
+
+Models are above the mmap threshold, so their memory goes back to the system at once. The chunks that they are sent in
+are below it and stay with the process: requesting them again each time would take most of a round.
+"""
 
 
 def mark_kit(kit: Path) -> None:
@@ -33,6 +52,18 @@ def check_kit(kit: Path) -> None:
         check_format(found, FORMAT, "startup kit (made by: orchard deploy init)", kit)
 
 
+def true_kit(workspace: Path) -> Path:
+    """Return the kit whose files a folder has links to: see `party.py`. A kit is its own."""
+    return (workspace / FILE).resolve().parents[1]
+
+
 def storage_of(kit: Path) -> Path:
     """Return the folder in which the server of a kit keeps its runs."""
     return Path(tomllib.loads((kit / SERVER).read_text("utf-8"))["storage"])
+
+
+def need_flare() -> None:
+    """Raise if FLARE is not installed; silence its log, which is meant for its developers."""
+    if find_spec("nvflare") is None:
+        raise UserError("silos on separate machines need: pip install 'orchard[deploy]'")
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -56,6 +56,8 @@ class Plan(Settings):
     sites: list[str] = Field(min_length=1)
     experiment: Experiment
     agreement: Agreement
+    purpose: Literal["training", "statistics"] = "training"
+    """What sites are asked for; a site does nothing else with this plan."""
 
     @model_validator(mode="before")
     @classmethod
@@ -127,7 +129,7 @@ class Plan(Settings):
             raise UserError(f"the plan of the run is not valid: {error}") from None
 
 
-def make_plan(file: Path, run: str, sites: list[str]) -> Plan:
+def make_plan(file: Path, run: str, sites: list[str], purpose: str = "training") -> Plan:
     """Make a plan from an experiment's file with a table `[deploy]`; run options are left to the sites."""
     values: dict[str, Any] = read_toml(file)
     if TABLE not in values:
@@ -136,5 +138,5 @@ def make_plan(file: Path, run: str, sites: list[str]) -> Plan:
     values = {key: value for key, value in values.items() if key not in RunOptions.model_fields}
     values |= {"clients": len(sites), "partition": {"name": "given"}}
     values.setdefault("dataset", "sites")
-    plan = {"run": run, "sites": sites, "experiment": values, "agreement": agreement}
+    plan = {"run": run, "sites": sites, "experiment": values, "agreement": agreement, "purpose": purpose}
     return validated(Plan, plan, f"{file}: ")

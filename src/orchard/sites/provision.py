@@ -17,17 +17,23 @@ from orchard.errors import UserError
 from orchard.sites.authority import Issued, hand_out, issued, revocations
 from orchard.sites.consortium import FILE as CONSORTIUM
 from orchard.sites.consortium import Consortium
-from orchard.sites.kit import ADMISSION, CONTROLLER, EXECUTOR, SERVER, check_kit, mark_kit
+from orchard.sites.kit import (
+    ADMISSION,
+    CHUNK,
+    CONTROLLER,
+    EXECUTOR,
+    HEARTBEATS,
+    SERVER,
+    SERVER_ENVIRONMENT,
+    check_kit,
+    mark_kit,
+)
 from orchard.sites.members import FILE as MEMBERS
 from orchard.sites.members import write_members
 from orchard.sites.revocation import Revoked
 from orchard.sites.settings import FILE as SITE
 
 PRIVATE = 0o600
-HEARTBEATS = 60
-"""Seconds without a heartbeat after which a site counts as gone."""
-CHUNK = 2**19
-"""Bytes per chunk of a message. Even a short message takes a whole chunk of memory."""
 
 RIGHTS = {
     "server": (
@@ -52,6 +58,7 @@ threads = 1                 # compute threads; with more, the last bits of resul
 rounds_kept = 20            # how old a backup of the server may be, in rounds; each keeps one upload on disk
 consent = true              # train with a new member only after: orchard site accept
 models = []                 # networks of your own that a run may name, e.g. ["hospital_nets:small_cnn"]
+statistics = false          # may the coordinator ask for counts and means? orchard site stats shows them
 """
 
 
@@ -216,18 +223,8 @@ def _server_resources(resources: dict[str, Any], storage: str) -> None:
 
 
 def _set_environment(script: Path) -> None:
-    """Shorten the wait for a lost site, and tune malloc for messages.
-
-    Models are above the mmap threshold, so their memory goes back to the system at once. The chunks that they are sent
-    in are below it and stay with the process: requesting them again each time would take most of a round.
-    """
-    settings = {
-        "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": HEARTBEATS // 2,
-        "MALLOC_MMAP_THRESHOLD_": 2 * CHUNK,
-        "MALLOC_TRIM_THRESHOLD_": 32 * CHUNK,
-        "MALLOC_ARENA_MAX": 2,
-    }
-    lines = "".join(f"export {name}={value}\n" for name, value in settings.items())
+    """Let FLARE's own script set what a server's processes need."""
+    lines = "".join(f"export {name}={value}\n" for name, value in SERVER_ENVIRONMENT.items())
     text = script.read_text("utf-8")
     script.write_text(text.replace("start_python() {", f"{lines}\nstart_python() {{", 1), "utf-8")
 

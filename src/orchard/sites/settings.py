@@ -6,7 +6,7 @@ from pydantic import Field
 
 from orchard.errors import UserError
 from orchard.settings import LaxPath, Settings, read_toml, validated
-from orchard.sites.kit import check_kit
+from orchard.sites.kit import check_kit, true_kit
 
 FILE = "local/site.toml"
 """Their path in a site's kit."""
@@ -26,6 +26,9 @@ class SiteSettings(Settings):
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'
     )
+    statistics: bool = Field(
+        default=False, description="whether the coordinator may ask for statistics before training"
+    )
 
 
 def load_site(kit: Path) -> SiteSettings:
@@ -33,7 +36,7 @@ def load_site(kit: Path) -> SiteSettings:
     file = kit / FILE
     check_kit(kit)
     settings = validated(SiteSettings, read_toml(file), f"{file}: ")
-    home = kit.resolve()
+    home = true_kit(kit).resolve()
     places = {"data": home / settings.data, "records": (home / settings.records).resolve()}
     if places["records"].is_relative_to(home):
         raise UserError(

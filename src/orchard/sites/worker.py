@@ -42,6 +42,8 @@ from orchard.method import Moment
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
+from orchard.sites.statistics import allowed_statistics
+from orchard.sites.trail import Trail
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 
@@ -87,7 +89,7 @@ class SiteWorker:
     """One site in one run.
 
     `signed` is the plan as the coordinator signed it; a message with another plan is rejected. `agree` raises if the
-    site has not agreed to the members.
+    site has not agreed to the members. `server` is who gets the answers.
     """
 
     def __init__(
@@ -96,14 +98,31 @@ class SiteWorker:
         settings: Callable[[], SiteSettings],
         signed: str | None = None,
         agree: Callable[[Plan, SiteSettings], None] = lambda plan, settings: None,
+        server: str = "server",
     ) -> None:
-        self.name, self.settings, self.signed, self.agree = name, settings, signed, agree
+        self.name, self.settings, self.signed, self.agree, self.server = name, settings, signed, agree, server
         self.enrolled: Enrolled | None = None
         self.started: Started | None = None
+        self.run: str | None = None
+        """The name of the run that the server has asked for, once its plan is accepted."""
 
     def handle(self, message: Message) -> Message:
+        """Answer a message; what leaves is in the audit trail first."""
+        return self.leaving(self._answer(message), message.get("what"))
+
+    def leaving(self, answer: Message, what: object) -> Message:
+        """Write an answer into the audit trail and return it; if it cannot be written, only a category leaves."""
+        try:
+            settings = self.enrolled.settings if self.enrolled else self.settings()
+            Trail(settings.records).write(answer, str(what)[:40], self.run, self.server)
+        except Exception:
+            log.exception("the audit trail cannot be written")
+            return answer if "failure" in answer else {"site": self.name, "failure": "audit trail not written"}
+        return answer
+
+    def _answer(self, message: Message) -> Message:
         """Answer a message; of an error, report the category only."""
-        handlers = {"enrol": self._enrol, "start": self._start, "round": self._round}
+        handlers = {"enrol": self._enrol, "start": self._start, "round": self._round, "statistics": self._statistics}
         try:
             handler = handlers.get(message.get("what", ""))
             if handler is None:
@@ -119,14 +138,27 @@ class SiteWorker:
 
     # --- Messages ---
 
-    def _enrol(self, message: Message) -> Message:
+    def _plan(self, message: Message, purpose: str) -> Plan:
+        """Return the plan in a message; raise unless it is the signed one, and for this purpose."""
         if version_of(message) != __version__:
             log.error("the server runs Orchard %s, this site %s", version_of(message), __version__)
             raise MessageRejected("other version of orchard")
         if self.signed is not None and message.get("plan") != self.signed:
             raise MessageRejected("not the signed plan")
         plan = Plan.from_json(str(message.get("plan")))
-        settings = self.settings()
+        if plan.purpose != purpose:
+            raise MessageRejected("not what the plan is for")
+        self.run = plan.run
+        return plan
+
+    def _statistics(self, message: Message) -> Message:
+        plan, settings = self._plan(message, "statistics"), self.settings()
+        self.agree(plan, settings)
+        told = allowed_statistics(plan, self.name, settings)
+        return {"orchard": __version__, "statistics": told.model_dump(mode="json")}
+
+    def _enrol(self, message: Message) -> Message:
+        plan, settings = self._plan(message, "training"), self.settings()
         self.agree(plan, settings)
         self.enrolled, self.started = enrolled(plan, self.name, settings), None
         torch.set_num_threads(self.enrolled.settings.threads)

@@ -10,6 +10,7 @@ from orchard.core.contract import ClientUpdate, Diagnostics, Download, Failure, 
 from orchard.core.federation import Federation
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
+from orchard.data.statistics import Statistics
 from orchard.data.tables.scaling import merge
 from orchard.engines.engine import Selections
 from orchard.engines.flare.messages import (
@@ -21,6 +22,7 @@ from orchard.engines.flare.messages import (
     category,
     pack_download,
     unpack_enrolment,
+    unpack_statistics,
     unpack_update,
     version_of,
 )
@@ -89,6 +91,16 @@ class FlareEngine:
         if version_of(answer) != __version__:
             raise MessageRejected(_mismatch(answer))
         return unpack_enrolment(answer, self.invitation.task, self.invitation.numbers)
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Ask every site for figures about its data; `reasons` says why others told nothing."""
+        message = {"what": "statistics", "plan": self.invitation.plan, "orchard": __version__}
+        return self._tell(message, self._told)
+
+    def _told(self, answer: Message) -> Statistics:
+        if version_of(answer) != __version__:
+            raise MessageRejected(_mismatch(answer))
+        return unpack_statistics(answer, self.invitation.task)
 
     def start(self, federation: Federation) -> Selections:
         """Tell every site about the federation; return what each selects for the first round.

@@ -19,6 +19,7 @@ from orchard import __version__
 from orchard.core.contract import ClientUpdate, Download
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
+from orchard.data.statistics import Statistics
 from orchard.data.tables.scaling import Moments as FeatureMoments
 from orchard.method import Traffic
 from orchard.tasks.task import Measures, Moments, Task
@@ -198,6 +199,17 @@ def unpack_features(value: object) -> FeatureMoments:
         return FeatureMoments.model_validate(value)
     except ValidationError:
         raise MessageRejected("malformed") from None
+
+
+def unpack_statistics(message: Message, task: Task) -> Statistics:
+    """Check and return what a site tells of its data before training."""
+    try:
+        told = Statistics.model_validate(message.get("statistics"))
+    except ValidationError:
+        raise MessageRejected("malformed") from None
+    if list(told.classes) != (list(task.classes) if task.by_class else []):
+        raise MessageRejected("wrong classes")
+    return told
 
 
 def _features(value: object, numbers: int, samples: int) -> FeatureMoments | None:
