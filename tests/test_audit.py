@@ -140,6 +140,16 @@ def test_records_can_be_told_from_those_of_other_models() -> None:
     assert torch.allclose(recorder.losses(models)["personalised"][start : start + len(test.y)], expected)
 
 
+def test_a_model_that_all_clients_share_is_compared_with_nothing() -> None:
+    experiment = small_experiment(method="fedavg")
+    data = small_data(experiment)
+    recorder = Recorder([client.test for client in data.clients], compared=True)
+    _, models = repeat(experiment, data, ONE, recorder)
+    network = federation_of(experiment, data).network()
+    expected = torch.cat([losses_of(network, models[0][0], client.test) for client in data.clients])
+    assert torch.equal(recorder.losses(models)["personalised"], expected)
+
+
 # --- Members ---
 
 

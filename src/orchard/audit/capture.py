@@ -154,13 +154,20 @@ class Recorder:
                 network.load_buffers(buffers[owner])
             return _mean([losses_of(network, model, self.records[i]) for model in models[owner]])
 
-        if not self.compared or len(models) < 2:
-            return {i: mean(i, i) for i in models}
-        return {i: mean(i, i) - _mean([mean(i, j) for j in models if j != i]) for i in models}
+        found = {i: mean(i, i) for i in models}
+        for i in models if self.compared else ():
+            # Where all clients have the same model there is nothing to compare it with.
+            if others := [mean(i, j) for j in models if not _same(models[i], models[j])]:
+                found[i] = found[i] - _mean(others)
+        return found
 
 
 def _mean(losses: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(losses)).mean(0)
+
+
+def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 def losses_of(network: Network, model: Tensor, samples: Samples) -> Tensor:
