@@ -52,6 +52,7 @@ documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, ch
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
 	@$(BIN)/python -m orchard.audit.document results docs/audit.md
+	@$(BIN)/python benchmarks/attacks.py table results/attacks.json docs/deploy.md
 	@$(BIN)/python -m orchard.methods.description docs/methods.md
 	@$(BIN)/python -m orchard.cli.reference docs
 

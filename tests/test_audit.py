@@ -482,6 +482,13 @@ def test_runs_that_cannot_be_repeated_are_refused(audited: tuple[Path, str], tmp
     refused(tmp_path / "run", "is not finished; what was saved is safe; go on with: orchard resume")
 
 
+def test_code_that_a_run_names_is_not_run_unasked(audited: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(audited[0] / "b", tmp_path / "run")
+    file = tmp_path / "run" / "experiment.toml"
+    file.write_text(file.read_text().replace('model = "mlp"', 'model = "theirs:net"'))
+    refused(tmp_path / "run", "its model 'theirs:net' is a program")
+
+
 def test_an_audit_that_is_damaged_or_newer_is_refused(audited: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(audited[0] / "b", tmp_path / "run")
     file = tmp_path / "run" / "audit.json"

@@ -190,8 +190,13 @@ def test_a_loss_that_does_not_move_is_said_once(capsys: pytest.CaptureFixture[st
     result = small_run(lr=1e-9, rounds=5, method="fedavg", progress=say_if_loss_stays())
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"orchard: {unmoved_loss(result)}"
-    assert "has not moved by 1 % in 5 rounds" in line
-    assert "try a larger learning rate (lr = 1e-09)" in line
+    assert "has not moved by 1 % in the first 5 rounds" in line
+    assert "if it stays there, try a larger learning rate (lr = 1e-09)" in line
+
+
+def test_apple_which_starts_slowly_gets_other_advice() -> None:
+    said = unmoved_loss(small_run(lr=1e-9, rounds=5, method="apple"))
+    assert said.endswith("APPLE starts slowly; if it stays there, try --set method.initial=shared, or graft")
 
 
 def test_a_loss_that_moves_and_a_short_run_are_not_mentioned() -> None:

@@ -1,5 +1,6 @@
 """The command, as people use it: real processes, their output and exit codes."""
 
+import io
 import json
 import re
 import shutil
@@ -8,7 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from helpers import small_run
+from orchard.cli import app, display
 from processes import orchard_command
 
 
@@ -211,3 +216,27 @@ def test_help_has_a_short_form(tmp_path: Path) -> None:
     for command in ([], ["run"], ["deploy", "run"], ["site", "check"]):
         short, long = (orchard_command(*command, flag, cwd=tmp_path) for flag in ("-h", "--help"))
         assert (short.returncode, short.stdout) == (0, long.stdout)
+
+
+def test_help_is_a_word_too_and_flags_take_no_value() -> None:
+    by_word, by_flag = (CliRunner().invoke(app, [word]).stdout.partition("silos")[2] for word in ("help", "-h"))
+    assert by_word == by_flag != ""
+    flags = CliRunner().invoke(app, ["run", "-h"]).stdout.splitlines()
+    for flag in ("--quiet", "--json", "--open", "--tensorboard"):
+        (line,) = [line for line in flags if flag in line]
+        assert "<bool>" not in line
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_keeps_the_accuracies(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    monkeypatch.setattr(display, "output", lambda: console)
+    result = small_run(rounds=1, method="apple")
+    display.print_result(result, None)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    for client in result.clients:
+        (line,) = [line for line in lines if line.startswith(client.name)]
+        assert f" {client.samples} " in line
+        assert f"{100 * client.score:.1f} %" in line
+    assert ("self-" in "".join(lines[:2])) == (width >= 60)

@@ -256,3 +256,21 @@ def test_images_are_classified_as_in_the_run(tmp_path: Path) -> None:
         probabilities = [float(row[f"p({name})"]) for name in "012"]
         assert sum(probabilities) == pytest.approx(1, abs=1e-4)
         assert row["predicted"] == str(int(np.argmax(probabilities)))
+
+
+def test_folders_named_after_classes_label_their_images(tmp_path: Path) -> None:
+    arrays = picture_arrays()
+    x_test, y_test = np.asarray(arrays[1].x_test), np.asarray(arrays[1].y_test)
+    result = small_run(arrays, clients=2, model="cnn", size=16, rounds=1, method="fedavg-local", out=tmp_path / "run")
+    export_model(tmp_path / "run", "1", tmp_path / "model.safetensors", "last")
+    for k, (pixels, label) in enumerate(zip(x_test, y_test, strict=True)):
+        (tmp_path / f"images/{label}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / f"images/{label}/{k:03d}.png")
+    predictor, table = load_predictor(tmp_path / "model.safetensors"), io.StringIO()
+    _, measured = predict(predictor, batches([tmp_path / "images"], predictor), table)
+    assert measured is not None
+    assert measured["accuracy"] == result.scores()[-1, 1]
+    for row in csv.DictReader(table.getvalue().splitlines()):
+        assert row["label"] == Path(row["sample"]).parent.name
+    Image.fromarray(x_test[0]).save(tmp_path / "images/stray.png")
+    assert all(batch.y is None for batch in batches([tmp_path / "images"], predictor))

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ from sites import small_plan
 
 
 @pytest.fixture(scope="module")
-def deaf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A coordinator's kit whose server accepts connections and never says a word, like one that is frozen."""
     home = tmp_path_factory.mktemp("deaf")
     with socket.create_server(("localhost", 0)) as server:
         parties = {"name": "lungs", "server": "localhost", "port": server.getsockname()[1], "sites": ["north"]}
         consortium = {**parties, "coordinator": "ada@example.org", "storage": str(home / "storage")}
         make_kits(Consortium.model_validate(consortium), home / "kits")
-        yield home / "kits" / "ada@example.org"  # type: ignore[misc]
+        yield home / "kits" / "ada@example.org"
 
 
 def is_alive(process: int) -> bool:
@@ -70,7 +70,7 @@ def test_what_cannot_be_reached_is_tried_again_as_long_as_patience_lasts(
     deaf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("orchard.sites.connection.LIMIT", 0.2)
+    monkeypatch.setattr("orchard.sites.connection.START_LIMIT", 0.0)
     monkeypatch.setattr("orchard.sites.connection.PAUSE", 0.01)
     monkeypatch.setattr("orchard.sites.connection.SAY_AFTER", 0.0)
     with Connection(deaf, patience=0.5, waiting=Waiting(said.append)) as server:

@@ -1,6 +1,7 @@
 """Outsiders, a hostile site, and a coordinator who asks for too much, against real processes."""
 
 import json
+import secrets
 import shutil
 import socket
 import ssl
@@ -20,6 +21,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 pytest.importorskip("nvflare")
+
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
+from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from federation import COORDINATOR, Federation, digits, ended
 from orchard.errors import RunFailed, UserError
@@ -142,10 +146,14 @@ READING = {
 
 
 @pytest.mark.parametrize("command", READING)
-def test_a_remote_file_read_is_refused_by_the_site(server: Connection, command: str) -> None:
-    assert "class_allow_list" in server._call(lambda session: READING["cat"](session, "server"))  # which allows it here
-    with pytest.raises(UserError, match="not authorized"):
-        server._call(lambda session: READING[command](session, "north"))
+def test_a_remote_file_read_is_refused_by_the_site(federation: Federation, command: str) -> None:
+    session = new_secure_session(COORDINATOR, str(federation.kits / COORDINATOR))
+    try:
+        assert "class_allow_list" in READING["cat"](session, "server")  # which allows it here
+        with pytest.raises(AuthorizationError, match="not authorized"):
+            READING[command](session, "north")
+    finally:
+        session.close()
 
 
 def small_job(folder: Path) -> Path:
@@ -160,9 +168,9 @@ def small_job(folder: Path) -> Path:
 
 def outcome(federation: Federation, server: Connection, folder: Path) -> tuple[str, str]:
     """Submit a job as it is; return how it ended, and what each site said to it."""
-    job: str = server._call(lambda session: session.submit_job(str(folder)))
+    job: str = server._call("submit", str(folder), secrets.token_hex(16))
     federation.wait(lambda: server.status(job).startswith(FINISHED), "the job to end")
-    meta: dict[str, Any] = server._call(lambda session: session.get_job_meta(job))
+    meta: dict[str, Any] = server._call("meta", job)
     return str(meta["status"]), str(meta.get("job_deploy_detail"))
 
 
@@ -224,6 +232,7 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
     ("kind", "reason"),
     [
         ("not finite", "rejected: not finite"),
+        ("scaled", "rejected: the length of 'core' is 50 times the median"),
         ("wrong length", "rejected: wrong length"),
         ("wrong sender", "rejected: wrong sender"),
         ("hang", "deadline"),

@@ -6,6 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tomli_w
+
+from processes import orchard_command
 
 pytest.importorskip("nvflare")
 
@@ -17,7 +20,7 @@ from orchard.sites.consortium import Consortium
 from orchard.sites.job import write_job
 from orchard.sites.members import NOT_ACCEPTED, accept, check_members, described, members_of
 from orchard.sites.provision import make_kits
-from orchard.sites.revocation import Revocations, at_server, authority_of, certificate_in, fingerprint_of, take_over
+from orchard.sites.revocation import Revocations, at_server, authority_of, certificate_in, fingerprint_of, keep_newest
 from orchard.sites.settings import load_site
 from sites import small_plan
 
@@ -147,7 +150,7 @@ def test_only_the_authority_writes_the_list_and_an_older_one_replaces_no_newer(k
     (kits / "hub" / "local" / "revoked.json").unlink()
     for text in (second, first):
         (tmp_path / "brought.json").write_text(text)
-        take_over(tmp_path / "brought.json", kits / "hub")
+        keep_newest(tmp_path / "storage" / "lungs" / "revoked.json", [tmp_path / "brought.json"], kits / "hub")
     assert at_server(kits / "hub").number == 2
 
 
@@ -172,3 +175,20 @@ def test_a_token_is_good_as_long_as_the_certificate_that_it_was_given_for(kits: 
     assert not door.may_stay("south", "token of south")
     (kits / "hub" / "local" / "revoked.json").write_text("cut off")
     assert not door.may_stay("north", "token of north")
+
+
+def test_the_commands_say_which_certificates_count(tmp_path: Path) -> None:
+    def init(*sites: str) -> str:
+        values = {**PARTIES, "storage": str(tmp_path / "storage"), "sites": list(sites)}
+        (tmp_path / "consortium.toml").write_text(tomli_w.dumps(values))
+        return orchard_command("deploy", "init", "consortium.toml", cwd=tmp_path).stdout
+
+    assert "counts until" not in init("north", "south")
+    assert "revoke it with: orchard deploy revoke south -o kits" in init("north")
+    done = orchard_command("deploy", "revoke", "south", cwd=tmp_path)
+    assert "written: kits/hub/local/revoked.json" in done.stdout
+    again = init("north")
+    assert "counts until" not in again
+    assert "was revoked on 20" in again
+    refused = orchard_command("deploy", "revoke", "south", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("has no certificate that counts")) == (2, 1)

@@ -126,6 +126,12 @@ def test_a_site_whose_certificate_is_revoked_in_the_middle_of_a_run_does_not_com
         revoke(federation.kits, "east")
         federation.wait(lambda: federation.rounds("north") >= federation.rounds("east") + 2, "two rounds without it")
         missed = federation.rounds("east")
+        federation.kill("east")
+        federation.start("east")
+        federation.wait(
+            lambda: "east is not let in: its certificate was revoked" in federation.log("localhost"),
+            "its being turned away",
+        )
         ended(run, 300)
         result = RunFolder(tmp_path / "run").result()
         away = [r for r, entry in enumerate(result.rounds) if entry.after_training[2] is None]

@@ -9,6 +9,7 @@ from filelock import FileLock
 import orchard
 from helpers import small_arrays, small_experiment
 from orchard.engines.flare.messages import Message
+from orchard.methods.registry import BUILT_IN
 from sites import SITES, Consortium, figures, same_models, small_plan
 
 
@@ -61,25 +62,27 @@ def test_a_round_whose_record_is_damaged_is_run_again(tmp_path: Path) -> None:
     assert same_models(consortium, together)
 
 
-def uploads_of(consortium: Consortium) -> dict[tuple[str, int], list[bytes]]:
+def answers_of(consortium: Consortium) -> dict[tuple[str, int], list[Message]]:
     """Collect what leaves the sites in every round."""
-    seen: dict[tuple[str, int], list[bytes]] = {}
+    seen: dict[tuple[str, int], list[Message]] = {}
 
     def watch(site: str, answer: Message) -> Message:
-        if answer.get("upload"):
-            seen.setdefault((site, answer["round"]), []).append(answer["upload"][0][1])
+        if "after_training" in answer and answer["loss"] is not None:
+            seen.setdefault((site, answer["round"]), []).append(answer)
         return answer
 
     consortium.altered = watch
     return seen
 
 
-@pytest.mark.parametrize("method", ["apple", "scaffold", "fedper", "graft"])
+@pytest.mark.parametrize(
+    "method", ["apple", *(pytest.param(name, marks=pytest.mark.slow) for name in BUILT_IN if name != "apple")]
+)
 def test_a_server_restored_from_an_old_backup_gives_what_it_would_have_given(method: str, tmp_path: Path) -> None:
     plan = small_plan(rounds=8, method=method)
     together = orchard.run(small_experiment(rounds=8, method=method), small_arrays())
     consortium = Consortium(tmp_path)
-    seen = uploads_of(consortium)
+    seen = answers_of(consortium)
     consortium.run(plan, stop_after=1)
     shutil.copytree(tmp_path / "server", tmp_path / "backup")
     consortium.run(plan, stop_after=5)
@@ -90,7 +93,38 @@ def test_a_server_restored_from_an_old_backup_gives_what_it_would_have_given(met
     assert same_models(consortium, together)
     again = {key: sent for key, sent in seen.items() if len(sent) > 1}
     assert {round for _, round in again} == {1, 2, 3, 4, 5}
-    assert all(len(set(sent)) == 1 for sent in again.values())  # asking again tells nobody more
+    assert all(first == other for first, *others in again.values() for other in others)  # nobody is told more
+
+
+def test_a_restored_run_goes_on_where_other_sites_are_there_than_were_then(tmp_path: Path) -> None:
+    plan = small_plan(rounds=7, agreement={"min_sites": 2})
+    consortium = Consortium(tmp_path)
+    consortium.run(plan, stop_after=1)
+    shutil.copytree(tmp_path / "server", tmp_path / "backup")
+    consortium.run(plan, stop_after=4, present=["north", "south", "east"])
+    shutil.rmtree(tmp_path / "server")
+    shutil.copytree(tmp_path / "backup", tmp_path / "server")
+    result = consortium.run(plan, present=["south", "east", "west"])
+    assert [set(entry.failures) for entry in result.rounds] == [set(), *[{0}] * 6]
+    assert consortium.record("west")["rounds"] == consortium.record("east")["rounds"] == 8
+
+
+def test_whatever_a_server_sends_for_a_round_that_is_past_the_answer_is_the_same(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    asked: dict[int, Message] = {}
+    handle = consortium.workers["north"].handle
+
+    def watch(message: Message) -> Message:
+        if message["what"] == "round":
+            asked[message["round"]] = message
+        return handle(message)
+
+    consortium.workers["north"].handle = watch  # type: ignore[method-assign]
+    seen = answers_of(consortium)
+    consortium.run(small_plan(rounds=6), stop_after=5)
+    for round in range(5):
+        other = {**asked[round], "vectors": asked[(round + 1) % 5]["vectors"]}
+        assert handle(other) == seen["north", round][0]
 
 
 def test_a_server_that_lost_its_storage_begins_anew_and_sites_lose_nothing(tmp_path: Path) -> None:

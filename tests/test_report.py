@@ -1,11 +1,13 @@
 """What the report takes from runs: seeds as one method, gains over training alone, labels, what is left out."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import orchard
 from orchard.cli import app
 from orchard.report.content import contents_of
 from orchard.report.story import overview, story
@@ -189,3 +191,16 @@ def test_figures_of_runs_on_other_data_are_in_folders_of_their_own(tmp_path: Pat
     assert {str(file.relative_to(drawn)) for file in drawn.rglob("*.pdf")} == {
         f"{data}-iid-split/{name}.pdf" for data in ("digits", "mnist") for name in ("convergence", "clients", "data")
     }
+
+
+def test_the_title_says_how_groups_of_clients_differ(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "dataset": "digits",
+        "partition": "iid",
+        "shift": "labels",
+        "model": "mlp",
+        "epochs": 1,
+        "rounds": 1,
+    }
+    orchard.run(**settings, method="separate", out=tmp_path / "run")
+    assert shown(tmp_path / "run").title == "digits, iid split, shift: labels"

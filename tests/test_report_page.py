@@ -282,6 +282,21 @@ def test_a_run_between_institutions_is_repeated_by_deploying_it(browser: Browser
     with reading(browser, tmp_path / "report.html") as reader:
         assert reader.text("#command") == "orchard deploy run experiment.toml --kit KIT"
         assert "[deploy]" in reader.text("#again-note")
+        assert reader.text("h1") == "sites, iid split"
+        assert reader.troubles == []
+
+
+def test_a_failed_run_beside_good_ones_is_named_and_spoils_nothing(browser: Browser, tmp_path: Path) -> None:
+    for method in ("separate", "ditto"):
+        SyntheticRun(tmp_path / method, method).finish()
+    failed = SyntheticRun(tmp_path / "lost", "fedprox").run(3)
+    failed.folder.write_failed(failed.result, "out of memory")
+    write_report([tmp_path], tmp_path / "report.html")
+    with reading(browser, tmp_path / "report.html") as reader:
+        assert reader.text("#left-out") == f"Left out: {tmp_path / 'lost'}: the run failed."
+        assert reader.lines("#score").keys() >= {"separate", "ditto"}
+        assert "fedprox" not in reader.text("main")
+        assert reader.troubles == []
 
 
 def test_small_traffic_is_told_in_a_unit_that_fits(reader: Reader) -> None:

@@ -44,12 +44,13 @@ from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment, RunOptions
 from orchard.randomness import derived_seed
 from orchard.runs.environment import RESULTS_VERSION
-from orchard.runs.files import to_json, write_durably, write_tensors
+from orchard.runs.files import to_json, write_tensors
 from orchard.runs.folder import RunFolder
 from orchard.runs.grid import method_label
 from orchard.runs.loop import Stop
 from orchard.runs.result import Result
 from orchard.runs.run import load_data
+from orchard.whole import write_durably
 
 Say = Callable[[str], None]
 """Told what comes next."""

@@ -13,6 +13,7 @@ from orchard.audit.findings import Audit, parsed
 from orchard.audit.table import ABOUT, notes_of, table_of
 from orchard.runs.files import to_json
 from orchard.text import markdown_table
+from orchard.whole import write_durably
 
 NAME = "audit.json"
 
@@ -22,7 +23,7 @@ def keep(folder: Path, audits: Sequence[tuple[str, Audit]]) -> Path:
     file = folder / NAME
     others = json.loads(file.read_text("utf-8")) if file.exists() else {}
     content = {**others, **{label: asdict(found) for label, found in audits}}
-    file.write_text(to_json(content, indent=1) + "\n", "utf-8")
+    write_durably(file, to_json(content, indent=1) + "\n")
     return file
 
 

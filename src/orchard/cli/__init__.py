@@ -10,7 +10,7 @@ import typer
 from orchard import __version__
 from orchard.cli.options import app
 from orchard.engines.pages import use_large_pages
-from orchard.errors import DataWarning, ResumeWarning, RunFailed, Stopped, UserError
+from orchard.errors import DataWarning, ModelWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
 from orchard.cli import (  # in the order of --help
@@ -72,7 +72,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Show Orchard's own warnings as one line each; format all others as Python does."""
-    plain = issubclass(category, DataWarning | ResumeWarning)
+    plain = issubclass(category, DataWarning | ModelWarning | ResumeWarning)
     text = f"orchard: {message}" if plain else warnings.formatwarning(message, category, filename, lineno).rstrip()
     typer.echo(text, err=True)
 
@@ -95,7 +95,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def orchard(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Personalised federated learning for silos that may not share data."""
+
+
+@app.command("help", hidden=True)
+def show_help() -> None:
+    """Show what `orchard -h` shows."""
+    app(["-h"])

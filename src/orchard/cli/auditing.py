@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchard.cli.options import Quiet, RunsArgument, app, make_folder
+from orchard.cli.options import Quiet, RunsArgument, Trust, app, make_folder, trusted
 
 if TYPE_CHECKING:
     from orchard.audit.findings import Audit
@@ -26,6 +26,7 @@ def audit(
     results: Annotated[
         Path | None, typer.Option(help="Also keep the figures in this folder's audit.json, beside those of other runs.")
     ] = None,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Attack finished runs and measure what leaks: who was trained on, a bound on ε, labels, samples.
@@ -46,6 +47,8 @@ def audit(
     if results:
         make_folder("--results", results)
     plan, folders = Plan(shadows, canaries, seed), found_runs(runs)
+    for folder in folders:
+        trusted(folder, trust=trust)
     experiments = [auditable(RunFolder(folder))[0] for folder in folders]  # all are checked before one is audited
     exchanges = sum(map(plan.exchanges, experiments))
     silent = quiet or sys.stderr.isatty()  # a terminal has a bar

@@ -136,6 +136,14 @@ def print_columns(experiment: "Experiment") -> None:
         console.print(tomli_w.dumps(columns), markup=False, soft_wrap=True)
 
 
+def plain_table(*headings: str, gap: int = GAP) -> Table:
+    """Return a table without lines: names on the left, figures in all other columns on the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for k, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="right" if k else "left")
+    return table
+
+
 def output() -> Console:
     """Return a console for standard output; if that is not a terminal, it is `PLAIN_WIDTH` columns wide."""
     console = Console(highlight=False, emoji=False)

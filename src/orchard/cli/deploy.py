@@ -148,7 +148,7 @@ def status(kit: Kit) -> None:
 def stop_run(
     run: Run,
     kit: LaterKit = None,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for the round to end.")] = False,
+    now: Annotated[bool, typer.Option("--now", metavar="", help="Do not wait for the round to end.")] = False,
 ) -> None:
     """Stop a run after its round; `orchard deploy attach` resumes it."""
     from orchard.sites.commands import stop
@@ -172,3 +172,4 @@ def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None
         raise Stopped(f"the run goes on without being watched; see it with: {attach_command(folder)}") from None
     if not quiet:
         print_result(result, folder)
+        typer.echo("Numbers of samples and scores are what each site claims; nobody else can check them.")

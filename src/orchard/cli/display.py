@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchard.cli.data_tables import class_legend, distribution_tables, output
+from orchard.cli.data_tables import class_legend, distribution_tables, output, plain_table
 from orchard.cli.options import make_folder
 from orchard.cli.tables import as_csv, as_latex, as_markdown, gains_table, relationship_table, rich_table
 from orchard.data.division import federated_data
@@ -20,15 +20,17 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.runs.advice import advice
 from orchard.runs.comparison import Comparison
-from orchard.runs.files import write_durably
 from orchard.runs.listing import run_summaries
 from orchard.runs.result import ClientResult, Result, RoundFigures
 from orchard.tasks.task import Task
 from orchard.text import readable
+from orchard.whole import write_output
 
 if TYPE_CHECKING:
     from orchard.paper.reproduce import Reproduction
 
+WIDE = 60
+"""Columns of a terminal from which on there is room for who helps whom."""
 MATRIX_CLIENTS = 16
 """The relationships of so many clients fit into a terminal."""
 
@@ -61,9 +63,7 @@ def print_reproduction(found: "Reproduction", *, whole: bool) -> None:
     from orchard.paper.wording import claims, table_rows
 
     head, *body = table_rows(found)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in head:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table = plain_table(*head)
     for row in body:
         table.add_row(*row)
     console = output()
@@ -100,21 +100,23 @@ def print_predictions(
     if masks:
         make_folder("--masks", masks)
     count, measured = predict(predictor, batches(samples, predictor), table, masks)
-    try:
-        if to is None:
-            sys.stdout.write(table.getvalue())
-            sys.stdout.flush()
-        elif to.is_symlink() or (to.exists() and not to.is_file()):  # write through links and devices
-            to.write_text(table.getvalue(), "utf-8")
-        else:
-            write_durably(to, table.getvalue())
-    except OSError as error:
-        if to is None:  # otherwise Python fails again when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UserError(f"{to or 'standard output'}: cannot be written: {error.strerror}") from None
+    if to is not None:
+        write_output(to, table.getvalue())
+    else:
+        _print_whole(table.getvalue())
     titles = predictor.task.measures
     said = [f"{titles[name].title} {titles[name].text(value, 2)}" for name, value in (measured or {}).items()]
     Console(stderr=True, highlight=False).print(", ".join([f"{count} samples", *said]))
+
+
+def _print_whole(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Otherwise Python fails again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError(f"standard output: cannot be written: {error.strerror}") from None
 
 
 def print_runs(root: Path) -> None:
@@ -147,7 +149,7 @@ def _age(started: datetime) -> str:
 def print_result(result: Result, folder: Path | None) -> None:
     """Print a table of clients and the run's key figures on standard output."""
     console = output()
-    console.print(_table(result))
+    console.print(_table(result, console.width))
     figures = result.figures()
     best, last, selected = figures.best, figures.last, figures.validation_selected
     score = result.task.measures[result.task.score]
@@ -157,40 +159,56 @@ def print_result(result: Result, folder: Path | None) -> None:
     console.print(f"last round {score.text(last.score, 2)}; {chosen}")
     summary = result.summary()
     console.print(
-        f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; "
+        f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''} in {summary['seconds']:.0f} s; "
         f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
     if note := advice(result.experiment.method.name, best.score, result.distribution):
         console.print(note, soft_wrap=True, markup=False, style="yellow")
+    if absent := result.never_trained():
+        note = f"never trained: {', '.join(absent)}; all means are over the others"
+        console.print(note, soft_wrap=True, markup=False, style="yellow")
     for name, clients in result.undefined_measures().items():
         note = f"no {result.task.measures[name].title} for {', '.join(clients)}: too little to compare in the test data"
         console.print(note, soft_wrap=True, markup=False)
+    for note in _failures(result):
+        console.print(note, soft_wrap=True, markup=False, style="yellow")
     if folder:
         console.print(f"kept in {folder}", soft_wrap=True, markup=False)
 
 
-def _table(result: Result) -> Table:
+def _failures(result: Result) -> Iterator[str]:
+    """Say of each client that has failed how often, and how the last time."""
+    for i, name in enumerate(result.distribution.clients):
+        found = [entry.failures[i] for entry in result.rounds if i in entry.failures]
+        if found:
+            rounds = f"{len(found)} of {len(result.rounds)} rounds"
+            yield f"{name} took no part in {rounds}; the last time: {readable(found[-1])}"
+
+
+def _table(result: Result, width: int) -> Table:
+    """Return a line for each client. What it holds gives way on narrow terminals, then who helps it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("client", no_wrap=True)
     if result.task.by_class:
-        table.add_column("holds, most first", no_wrap=True)
+        table.add_column("holds, most first")
     score = result.task.measures[result.task.score]
     for column in ("samples", score.title):
-        table.add_column(column, justify="right")
-    if result.relationships is not None:
+        table.add_column(column, justify="right", no_wrap=True)
+    helped = result.relationships is not None and width >= WIDE
+    if helped:
         table.add_column("self-\nrelationship", justify="right", no_wrap=True)
         table.add_column("helped\nmost by", no_wrap=True)
     for client in result.clients:
-        table.add_row(*_row(client, result.task))
+        table.add_row(*_row(client, result.task, helped=helped))
     return table
 
 
-def _row(client: ClientResult, task: Task) -> list[Text]:
+def _row(client: ClientResult, task: Task, *, helped: bool) -> list[Text]:
     classes = sorted(client.classes, key=lambda name: -client.classes[name])
     held = [" ".join(classes)] if task.by_class else []
     row = [client.name, *held, str(client.samples), task.measures[task.score].text(client.score)]
-    if client.self_relationship is not None:
-        row += [f"{client.self_relationship:.2f}", client.strongest_helper or "nobody"]
+    if helped:
+        row += [f"{client.self_relationship or 0.0:.2f}", client.strongest_helper or "nobody"]
     return [Text(cell) for cell in row]
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchard.cli.options import Force, Quiet, RunArgument, app, may_replace
+from orchard.cli.options import Force, Quiet, RunArgument, Trust, app, may_replace, trusted
+from orchard.runs import JOIN_ROUNDS
 
 if TYPE_CHECKING:
     from orchard.runs.joining import Joined
@@ -19,18 +20,20 @@ def join(
     run: Annotated[Path, typer.Argument(help="A finished run's folder, or what `orchard offer` wrote.")],
     data: Annotated[Path, typer.Option(help="The newcomer's data, as a site's: a table, an .npz, a folder of images.")],
     name: Annotated[str, typer.Option(help="What to call the newcomer.")] = "newcomer",
-    rounds: Annotated[int, typer.Option(help="For how many rounds it trains.")] = 10,
+    rounds: Annotated[int, typer.Option(help="For how many rounds it trains.")] = JOIN_ROUNDS,
     to: Annotated[
         Path | None, typer.Option(help="A file for its model, with a card: .safetensors, .pt2 or .onnx.")
     ] = None,
     force: Force = False,
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Personalise for a client that was not there: it learns from what a finished run has left."""
     from orchard.cli.progress import rounds_shown
     from orchard.export.export import export_joined, packer_for
     from orchard.runs.joining import join as join_run
 
+    trusted(run, trust=trust)
     if to is not None:
         packer_for(to)  # raises before anything is trained
         may_replace(to, force=force)
@@ -57,15 +60,12 @@ def offer(
 
 def _print(joined: "Joined") -> None:
     """Print what joining was worth."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from orchard.cli.data_tables import output, plain_table
+
     task = joined.federation.task
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(joined.client.name)
-    for measure in task.measures.values():
-        table.add_column(measure.title, justify="right")
+    table = plain_table(joined.client.name, *(measure.title for measure in task.measures.values()))
     rows = {
         "as received": joined.received,
         f"joined, {_rounds(joined.joined.round)}": joined.joined.scores,
@@ -73,7 +73,7 @@ def _print(joined: "Joined") -> None:
     }
     for label, scores in rows.items():
         table.add_row(Text(label), *(measure.text(scores.test[key]) for key, measure in task.measures.items()))
-    console = Console(highlight=False)
+    console = output()
     console.print(table)
     tested = len(joined.client.test.y)
     console.print(f"on its {tested} test samples, at the rounds that its {len(joined.client.validation.y)} choose")

@@ -11,7 +11,6 @@ from orchard.errors import UserError
 
 if TYPE_CHECKING:
     from orchard.experiment import Experiment, RunOptions
-    from orchard.runs.grid import Contender
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -32,7 +31,10 @@ Workers = Annotated[int | None, typer.Option(help="Clients trained at the same t
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there, without asking.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", metavar="", help="Run the code of a model of one's own that the file names.")
+]
+Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace a file that is there, without asking.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders, or a folder of them.", metavar="RUN...")]
 Methods = Annotated[
@@ -41,23 +43,31 @@ Methods = Annotated[
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas.")]
 Reused = Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")]
 
 
-def definition(file: Path | None, settings: list[str] | None, **given: object) -> "tuple[Experiment, RunOptions]":
+def definition(
+    file: Path | None, settings: list[str] | None, *, trust: bool = False, **given: object
+) -> "tuple[Experiment, RunOptions]":
     """Return the experiment and run options that a file, the command's own options and --set define."""
+    from orchard.cli.trust import check_trust
     from orchard.experiment import load_definition
 
-    return load_definition(file, overrides=given, assignments=settings or [])
+    experiment, options = load_definition(file, overrides=given, assignments=settings or [])
+    typed = any(setting.partition("=")[0].strip() == "model" for setting in settings or [])
+    check_trust(experiment.model, None if typed else file, trust)
+    return experiment, options
 
 
-def contenders_of(methods: str | None, base: "Experiment") -> "list[Contender]":
-    """Return the methods of a comma-separated option, or all built-in ones."""
-    from orchard.methods.registry import BUILT_IN
-    from orchard.runs.grid import parse_contender
+def trusted(run: Path, *, trust: bool) -> None:
+    """Raise unless the code of the model that a run's folder, or an offer, names may run."""
+    from orchard.cli.trust import check_trust
+    from orchard.runs.folder import RunFolder
+    from orchard.runs.offer import Offer
 
-    names = dict.fromkeys(BUILT_IN if methods is None else listed("methods", methods))
-    return [parse_contender(text, base) for text in names]
+    made = (run / "experiment.toml").exists()
+    experiment = RunFolder(run).experiment() if made or not run.is_dir() else Offer.read(run).experiment
+    check_trust(experiment.model, run, trust)
 
 
 def listed(option: str, text: str) -> list[str]:

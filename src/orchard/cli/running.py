@@ -22,13 +22,14 @@ from orchard.cli.options import (
     RunArgument,
     Seeds,
     Settings,
+    Trust,
     Workers,
     app,
-    contenders_of,
     definition,
     listed,
     make_folder,
     seeds_of,
+    trusted,
 )
 from orchard.errors import UserError
 
@@ -53,13 +54,18 @@ def run(
     workers: Workers = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
     settings: Settings = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Show the run in a browser while it is running.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print the summary as JSON.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", metavar="", help="Show the run in a browser while it is running.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", metavar="", help="Write events for TensorBoard too.")
+    ] = False,
     mlflow: Annotated[
         str | None, typer.Option(help="Write the run to MLflow too: a folder, e.g. mlruns, or a server's address.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
     planned, options = definition(
@@ -75,6 +81,7 @@ def run(
         seed=seed,
         workers=workers,
         out=out,
+        trust=trust,
     )
 
     from orchard.cli.progress import checked_data, say_if_loss_stays
@@ -112,10 +119,12 @@ def run(
 def resume(
     run: RunArgument,
     rounds: Annotated[int | None, typer.Option(help="Extend the run to this many rounds.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar="", help="Print the summary as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Resume an interrupted run, to the result it would have had."""
+    trusted(run, trust=trust)
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import RunFolder
     from orchard.runs.progress import no_progress, watched
@@ -144,35 +153,28 @@ def compare(
     out: Reused = RUNS,
     settings: Settings = None,
     tuned: Annotated[
-        bool, typer.Option("--tuned", help="With the parameters that `orchard tune` chooses with the first seed.")
+        bool,
+        typer.Option(
+            "--tuned", metavar="", help="With the parameters that `orchard tune` chooses with the first seed."
+        ),
     ] = False,
     table: Annotated[
         Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How the table is printed.")
     ] = "text",
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Run methods side by side on the same data and batches, and print one table."""
-    base, options = definition(
-        experiment,
-        settings,
-        dataset=dataset,
-        data_dir=data_dir,
-        fraction=fraction,
-        partition=partition,
-        clients=clients,
-        rounds=rounds,
-        workers=workers,
-    )
-
     from orchard.cli.display import print_comparison
-    from orchard.cli.progress import checked_data, watched_grid
+    from orchard.cli.grids import planned_grid
+    from orchard.cli.progress import watched_grid
     from orchard.cli.stopping import stoppable
     from orchard.runs.comparison import compare as compare_methods
-    from orchard.runs.grid import Grid
     from orchard.runs.tuning import tune
 
-    contenders = contenders_of(methods, base)
-    grid = Grid(base, options, seeds_of(seeds), out, checked_data(base, options, quiet=quiet))
+    given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
+    given |= {"clients": clients, "rounds": rounds, "workers": workers}
+    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet, trust=trust)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         if tuned:
             choices = tune(replace(grid, seeds=grid.seeds[:1]), contenders, watcher, stop)
@@ -202,7 +204,9 @@ def reproduce(
     rows: Annotated[
         str | None, typer.Option(help="Only these rows of the table, as they are called there, with commas.")
     ] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Choose parameters by a grid on validation accuracy.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", metavar="", help="Choose parameters by a grid on validation accuracy.")
+    ] = False,
     data_dir: DataDir = None,
     workers: Workers = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are kept.")] = RUNS / "paper",

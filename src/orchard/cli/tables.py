@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from orchard.cli.data_tables import plain_table
 from orchard.runs.comparison import Comparison, Row, cells, headings
 
 
 def rich_table(comparison: Comparison) -> Table:
     """Return the table for a terminal, the best mean in bold."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings(comparison.score):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table = plain_table(*headings(comparison.score))
     best = comparison.best().bmcta.mean
     for row in comparison.rows:
         table.add_row(*map(Text, cells(row, comparison.score)), style="bold" if row.bmcta.mean == best else "")
@@ -23,12 +22,8 @@ def rich_table(comparison: Comparison) -> Table:
 
 def gains_table(comparison: Comparison, alone: Row) -> Table:
     """Return each client's score when training alone, and each method's gain over it, in points of percentages."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("client")
-    table.add_column("alone", justify="right")
     others = [row for row in comparison.rows if row is not alone]
-    for row in others:
-        table.add_column(Text(row.label), justify="right")
+    table = plain_table("client", "alone", *(row.label for row in others))
     for i, name in enumerate(comparison.clients):
         gains = [comparison.score.difference(row.clients[i] - alone.clients[i]) for row in others]
         own = comparison.score.text(alone.clients[i]).removesuffix(" %")

@@ -18,11 +18,9 @@ from orchard.cli.options import (
     Rounds,
     Seeds,
     Settings,
+    Trust,
     Workers,
     app,
-    contenders_of,
-    definition,
-    seeds_of,
 )
 
 if TYPE_CHECKING:
@@ -45,46 +43,34 @@ def tune(
     out: Reused = RUNS,
     settings: Settings = None,
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Choose learning rate and parameters of methods by validation; `orchard compare --tuned` then uses them."""
-    base, options = definition(
-        experiment,
-        settings,
-        dataset=dataset,
-        data_dir=data_dir,
-        fraction=fraction,
-        partition=partition,
-        clients=clients,
-        rounds=rounds,
-        workers=workers,
-    )
-
-    from orchard.cli.progress import checked_data, watched_grid
+    from orchard.cli.grids import planned_grid
+    from orchard.cli.progress import watched_grid
     from orchard.cli.stopping import stoppable
-    from orchard.runs.grid import Grid
+    from orchard.runs.run import load_data
     from orchard.runs.tuning import tune as tune_methods
 
-    contenders = contenders_of(methods, base)
-    data = checked_data(base, options, quiet=quiet)
-    grid = Grid(base, options, seeds_of(seeds), out, data)
+    given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
+    given |= {"clients": clients, "rounds": rounds, "workers": workers}
+    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet, trust=trust)
+    task = load_data(grid.base, grid.data).task
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         choices = tune_methods(grid, contenders, watcher, stop)
-    _print(choices, data.task.measures[data.task.score])
+    _print(choices, task.measures[task.score])
 
 
 def _print(choices: list["Choice"], score: "Measure") -> None:
     """Print what was chosen for each method."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("chosen")
-    table.add_column(f"validation {score.title}", justify="right")
-    table.add_column("candidates", justify="right")
+    from orchard.cli.data_tables import output, plain_table
+
+    table = plain_table("chosen", f"validation {score.title}", "candidates")
     for choice in choices:
         table.add_row(Text(choice.contender.label), score.text(choice.validation), str(choice.candidates))
-    Console(highlight=False).print(table)
+    output().print(table)
     for choice in choices:
         if choice.edge:
             lr = choice.contender.changes["lr"]

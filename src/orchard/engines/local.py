@@ -18,6 +18,7 @@ from torch import Tensor
 from orchard.core.contract import Client, ClientUpdate, Diagnostics, Download, Failure, Server, check_selected
 from orchard.core.federation import Federation
 from orchard.core.models import draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
 from orchard.data.clients import DataDistribution, FederatedData
@@ -44,6 +45,8 @@ class LocalEngine:
         self.clients: list[Client] = []
         self.buffers: list[Mapping[str, Tensor]] = []
         self._models: dict[int, Model] = {}
+        self._failed: set[int] = set()
+        """Clients that failed in the last exchange."""
         self._worker = threading.local()
         # The server computes in this thread; its results must not depend on the number of cores either.
         self._threads_before = torch.get_num_threads()
@@ -64,10 +67,13 @@ class LocalEngine:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)
 
-    @property
-    def quorum(self) -> int:
-        """All clients: one that fails here would fail again."""
-        return len(self.data)
+    def quorum(self, failures: Sequence[Failure]) -> int:
+        """Return more than half, if some diverge after a first round that went well; else all.
+
+        Those go on from their last good state. Whoever fails in the first round, or by an error, would fail again.
+        """
+        diverged = all(isinstance(failure.error, NotFinite) and failure.round > 0 for failure in failures)
+        return len(self.data) // 2 + 1 if diverged else len(self.data)
 
     def enrol(self) -> DataDistribution:
         """Return each client's samples by class."""
@@ -83,6 +89,7 @@ class LocalEngine:
         probe = federation.network()
         self.data = tuple(client.to(probe.vector) for client in self.data)
         check_single_samples(probe, federation.shape, self.experiment, self.data)
+        check_network(federation, self.data)
         self.buffers = [probe.buffers() for _ in self.clients]
         self.random_layers = draws_randomly(probe, federation.shape)
         declared = federation.traffic.down
@@ -101,6 +108,7 @@ class LocalEngine:
         order = sorted(clients, key=lambda i: -len(self.data[i].train.y))
         rounds = {i: self._pool.submit(self._round, i, downloads.pop(i)) for i in order}
         updates = {i: rounds[i].result() for i in clients}
+        self._failed = {i for i, update in updates.items() if isinstance(update, Failure)}
         if self.offloader:
             self.offloader.tidy()
         return_freed_memory()  # the last round's models are freed by now, and there are no new ones yet
@@ -121,15 +129,21 @@ class LocalEngine:
                 self._offload(client)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return each client's state and buffers."""
-        clients = zip(self.clients, self.buffers, strict=True)
-        return [{"client": client.state(), "buffers": dict(buffers)} for client, buffers in clients]
+        """Return each client's state and buffers; and the last model of one that failed, which has no newer one."""
+        states: list[dict[str, Any]] = []
+        for i, (client, buffers) in enumerate(zip(self.clients, self.buffers, strict=True)):
+            kept = {"model": self._models[i]} if i in self._failed and i in self._models else {}
+            states.append({"client": client.state(), "buffers": dict(buffers), **kept})
+        return states
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore each client's state and buffers."""
         for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
             client.restore(state["client"])
             self.buffers[i] = state["buffers"]
+            if "model" in state:
+                self._failed.add(i)
+                self._models[i] = state["model"]
 
     def _keeper(self, index: int, network: Network) -> OnEvaluation:
         """Return a callback that keeps the model that the round's figures are about."""

@@ -7,7 +7,7 @@ the user names, and a `.pt2`, which may hold pickles, is not loaded.
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TextIO
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
+from orchard.core.vector import check_vectorisable
 from orchard.data.axes import Layout
 from orchard.data.folders import images_below, is_ordinary
 from orchard.data.heart import with_features
@@ -34,9 +35,10 @@ from orchard.errors import UserError
 from orchard.export.export import ABOUT, all_tensors
 from orchard.export.trained_model import FORMAT
 from orchard.runs.files import Damaged, check_format, read_tensors
+from orchard.tasks.classification import Classification
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Measures, Task
-from orchard.text import readable
+from orchard.text import no_formula, readable
 
 ARRAYS = (("x", "y"), ("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
 """Names of the samples and their optional labels in an `.npz`; the first pair whose samples are there is used."""
@@ -150,7 +152,7 @@ def _from_safetensors(file: Path, model: str | None) -> Predictor:
             buffer.copy_(tensors[key])
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
-    dtype = next(p.dtype for p in module.parameters())
+    dtype = next(iter(check_vectorisable(module).values())).dtype
     outputs = torch.inference_mode()(lambda x: module(x.to(dtype)))
     return Predictor(task, shape, outputs, about.layout, about.preparation, about.images)
 
@@ -211,9 +213,18 @@ def batches(paths: Sequence[Path], predictor: Predictor) -> Iterator[Batch]:
         if file.suffix.lower() in arrays:
             yield from arrays[file.suffix.lower()](file, predictor)
     images = [file for file in files if file.suffix.lower() not in arrays]
-    at_once = _at_once(predictor.shape)
+    at_once, labels = _at_once(predictor.shape), _folders_labels(images, predictor)
     for start in range(0, len(images), at_once):
-        yield _from_images(images[start : start + at_once], predictor)
+        batch = _from_images(images[start : start + at_once], predictor)
+        yield batch if labels is None else replace(batch, y=labels[start : start + at_once])
+
+
+def _folders_labels(images: Sequence[Path], predictor: Predictor) -> Tensor | None:
+    """Return the labels of images that are all in folders named after classes, as those to train with are."""
+    names, classes = [file.resolve().parent.name for file in images], list(predictor.task.classes)
+    if not isinstance(predictor.task, Classification) or not set(names) <= set(classes):
+        return None
+    return torch.tensor([classes.index(name) for name in names], dtype=torch.int64)
 
 
 def _at_once(shape: Sequence[int]) -> int:
@@ -297,14 +308,14 @@ def predict(
     if masks and predictor.task.name != "segmentation":
         raise UserError(f"--masks {masks}: this model is for {predictor.task.name}, which makes none")
     writer, task = csv.writer(to, lineterminator="\n"), predictor.task
-    writer.writerow(["sample", *task.headings()])
+    writer.writerow(map(no_formula, ["sample", *task.headings()]))
     count, known, written = 0, list[tuple[Tensor, Tensor]](), set[str]()
     for batch in samples:
         outputs = predictor.outputs(batch.x)
         if masks:
             _write_masks(outputs, batch, predictor.images, masks, written)
         for name, row in zip(batch.names, task.predictions(outputs, batch.y), strict=True):
-            writer.writerow([name, *row])
+            writer.writerow(map(no_formula, [name, *row]))
         if batch.y is not None:
             known.append((outputs, batch.y))
         count += len(outputs)

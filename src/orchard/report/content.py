@@ -85,7 +85,8 @@ def _content(entries: list[Entry]) -> Content:
     labelled = zip(_labels([group[0] for group in groups]), beside, strict=True)
     methods = [mean_view(label, runs, distribution.clients, summed=summed) for label, runs in labelled]
     first = entries[0].experiment
-    title = f"{readable(Path(first.dataset).name)}, {first.partition.name} split"
+    shift = f", shift: {first.shift.kind}" if first.shift else ""
+    title = f"{readable(Path(first.dataset).name)}, {first.partition.name} split{shift}"
     return Content(title, distribution, methods, repeated, leaks_of([entry.folder for entry in entries]))
 
 

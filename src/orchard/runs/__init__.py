@@ -2,3 +2,6 @@
 
 May import: engines, methods, core, data, tasks, and the files at the top.
 """
+
+JOIN_ROUNDS = 10
+"""For how many rounds a newcomer to a finished run trains; here, where the command line finds it without PyTorch."""

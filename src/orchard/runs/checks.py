@@ -94,7 +94,7 @@ def probabilities_as_outputs(experiment: Experiment, data: FederatedData) -> str
     if experiment.model in MODELS or data.task.name == "regression":
         return ""
     network = _federation(experiment, data).network()
-    x = data.clients[0].train.x[:TRIED].to(network.vector)
+    x = data.clients[0].train.x[:TRIED].to(network.vector, copy=True)  # the network may write into it
     outputs = _outputs(network, x)
     head = network.layout.part([network.layout.last_layer()])
     network.vector.copy_(head.replaced(network.vector, 1000 * head.of(network.vector)))
@@ -180,8 +180,13 @@ def unmoved_loss(result: Result) -> str:
     means = [sum(values) / len(values) for values in losses]
     if not max(means) - min(means) < MOVED * abs(means[0]):
         return ""
-    return (
-        f"the training loss has not moved by {100 * MOVED:.0f} % in {FIRST_ROUNDS} rounds (it is {means[-1]:.4g}); "
-        f"try a larger learning rate (lr = {result.experiment.lr:g}), or smaller batches "
-        f"(batch_size = {result.experiment.batch_size})"
-    )
+    experiment = result.experiment
+    said = f"the training loss has not moved by {100 * MOVED:.0f} % in the first {FIRST_ROUNDS} rounds"
+    if experiment.method.name == "apple":
+        remedy = "APPLE starts slowly; if it stays there, try --set method.initial=shared, or graft"
+    else:
+        remedy = (
+            f"if it stays there, try a larger learning rate (lr = {experiment.lr:g}), or smaller batches "
+            f"(batch_size = {experiment.batch_size})"
+        )
+    return f"{said} (it is {means[-1]:.4g}); {remedy}"

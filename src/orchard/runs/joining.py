@@ -16,6 +16,7 @@ from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
 from orchard.core.evaluation import Scores, evaluate
 from orchard.core.federation import Federation
 from orchard.core.models import draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model
 from orchard.data.clients import ClientData, FederatedData
@@ -28,10 +29,10 @@ from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Moment
 from orchard.methods.separate import Separate
+from orchard.runs import JOIN_ROUNDS
 from orchard.runs.offer import Offer
 from orchard.runs.result import module_of
 
-ROUNDS = 10
 Progress = Callable[[], None]
 """Called after every round."""
 
@@ -81,7 +82,11 @@ class Joined:
 
 
 def join(
-    run: Path | str, data: Path | str, name: str = "newcomer", rounds: int = ROUNDS, progress: Progress = lambda: None
+    run: Path | str,
+    data: Path | str,
+    name: str = "newcomer",
+    rounds: int = JOIN_ROUNDS,
+    progress: Progress = lambda: None,
 ) -> Joined:
     """Let a newcomer with the data in a file or a folder learn from a finished run, or from what it offers."""
     offer = Offer.read(Path(run))
@@ -127,6 +132,7 @@ def _context(federation: Federation, data: FederatedData, newcomer: int) -> Clie
     network = federation.network()
     held = data.clients[0].to(network.vector)
     check_single_samples(network, federation.shape, federation.experiment, [held])
+    check_network(federation, [held])
     random_layers = draws_randomly(network, federation.shape)
     return ClientContext(newcomer, federation.experiment, held, network, random_layers, Stacker())
 

@@ -7,6 +7,7 @@ registers, and at every heartbeat. If a list cannot be read, nobody is let in.
 
 import hashlib
 import json
+import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.utils.identity_utils import IdentityVerifier, InvalidAsserterCert
 
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.sites.kit import storage_of, true_kit
 from orchard.sites.revocation import Revocations, at_server, fingerprint_of
+from orchard.whole import write_durably
+
+log = logging.getLogger(__name__)
 
 ADMITTED = "admitted.json"
 """In the server's storage: by name, a hash of its token, and the certificate that it showed for that."""
@@ -104,6 +107,7 @@ class Verifier(IdentityVerifier):  # type: ignore[misc]
         """Raise if the certificate was revoked, or is not what FLARE wants."""
         shown = fingerprint_of(asserter_cert)
         if shown in self.door.revoked():
+            log.warning("%s is not let in: its certificate was revoked", asserted_cn)
             raise InvalidAsserterCert("it was revoked")
         good = bool(super().verify_common_name(asserted_cn, nonce, asserter_cert, *rest, **named))
         self.door.shown[asserted_cn] = shown

@@ -25,7 +25,9 @@ LONG_PATIENCE = 3600.0
 """Seconds to keep trying to reach a server that has answered before."""
 PAUSE = 2.0
 LIMIT = 30.0
-"""Seconds that a call may take, the first one with the start of its session."""
+"""Seconds that a call may take."""
+START_LIMIT = 30.0
+"""Seconds that a new session may take besides."""
 DOWNLOAD_LIMIT = 300.0
 SAY_AFTER = 10.0
 """Seconds of silence after which it is said that the server is waited for."""
@@ -136,8 +138,9 @@ class Connection:
         began = time.monotonic()
         while True:
             try:
+                seconds = limit if self.session else limit + START_LIMIT
                 self.session = self.session or Session(self.kit, self.consortium.coordinator)
-                answer = self.session.call(limit, name, *arguments)
+                answer = self.session.call(seconds, name, *arguments)
                 if self.waiting.over():
                     self.waiting.say(f"{self.address} answers again")
                 self.patience = self.patience and LONG_PATIENCE

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
+from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import NAME
 from orchard.sites.revocation import FILE as REVOKED
-from orchard.sites.revocation import FINGERPRINT, newest
+from orchard.sites.revocation import FINGERPRINT, keep_newest, newest
 from orchard.sites.settings import SiteSettings, load_site
+from orchard.whole import write_durably
 
 log = logging.getLogger(__name__)
 
 FILE = "members.json"
-"""In a kit's folder `local`: those that its site has accepted, or at the coordinator's all. In a job: those of the day.
-In a site's records: those that it was told of last."""
+"""In a kit's folder `local`: those that its site has accepted; at the coordinator, all. In a job: those of the day."""
 NOT_ACCEPTED = "new member not accepted"
 CERTIFICATE_REVOKED = "certificate revoked"
 
@@ -61,25 +61,22 @@ def write_members(file: Path, members: Members) -> None:
 
 def check_members(kit: Path, settings: SiteSettings, job: Path, sites: Sequence[str]) -> None:
     """Take note of a job's members and revoked certificates; raise if the site must agree to somebody first."""
-    told = read_members(job / FILE)
-    settings.records.mkdir(parents=True, exist_ok=True)
-    before = known_members(kit, settings)
+    told, before = read_members(job / FILE), known_members(kit, settings)
     for change in changes(before, told):
         log.warning("%s", change)
-    if told != before or not (settings.records / FILE).exists():
-        write_members(settings.records / FILE, told)
-    _, text = newest(kit, [job / REVOKED, *revoked_files(kit, settings)])
-    if text:
-        write_durably(settings.records / REVOKED, text)
-    unknown = [name for name in sites if name in not_accepted(kit, told, sites)]
+    settings.records.mkdir(parents=True, exist_ok=True)
+    if told != before or not told_in(kit, settings, FILE).exists():
+        write_members(told_in(kit, settings, FILE), told)
+    keep_newest(told_in(kit, settings, REVOKED), [job / REVOKED], kit)
+    unknown = not_accepted(kit, told, sites)
     if unknown and settings.consent:
         log.error("not accepted: %s; accept with: orchard site accept %s NAME", ", ".join(unknown), kit)
         raise MessageRejected(NOT_ACCEPTED)
 
 
-def revoked_files(kit: Path, settings: SiteSettings) -> list[Path]:
-    """Return where a site has lists of revoked certificates."""
-    return [kit / "local" / REVOKED, settings.records / REVOKED]
+def told_in(kit: Path, settings: SiteSettings, name: str) -> Path:
+    """Return where a site keeps what it was told last: not in its kit, which may be read-only."""
+    return settings.records / f"{consortium_of(kit).name}-{name}"
 
 
 def changes(before: Members, now: Members) -> Iterator[str]:
@@ -101,7 +98,7 @@ def not_accepted(kit: Path, told: Members, sites: Sequence[str]) -> list[str]:
 
 def accept(kit: Path, name: str) -> str:
     """Accept a member that this site was told of; return its fingerprint."""
-    told = read_members(load_site(kit).records / FILE)
+    told = known_members(kit, load_site(kit))
     if name not in told:
         waiting = ", ".join(not_accepted(kit, told, list(told))) or "nobody"
         raise UserError(f"{name}: this site was not told of such a member; to be accepted: {waiting}")
@@ -110,13 +107,13 @@ def accept(kit: Path, name: str) -> str:
 
 
 def known_members(kit: Path, settings: SiteSettings) -> dict[str, str]:
-    """Return who takes part as this site was told last, or as its kit says."""
-    return read_members(settings.records / FILE) or members_of(kit)
+    """Return who takes part as a site was told last, or as its kit says."""
+    return read_members(told_in(kit, settings, FILE)) or members_of(kit)
 
 
 def described(kit: Path, settings: SiteSettings, own: str) -> Iterator[str]:
     """Yield who takes part as far as a site knows, for its operator."""
-    file, known, accepted = settings.records / FILE, known_members(kit, settings), members_of(kit)
+    file, known, accepted = told_in(kit, settings, FILE), known_members(kit, settings), members_of(kit)
     if not known:
         return
     day = json.loads(file.read_text("utf-8"))["told"][:10] if file.exists() else ""
@@ -131,5 +128,5 @@ def described(kit: Path, settings: SiteSettings, own: str) -> Iterator[str]:
     for name in not_accepted(kit, known, list(known)):
         must = "this site takes part with it only after" if settings.consent else "it may be accepted with"
         yield f"  {name}, certificate {known[name]}: {must}: orchard site accept {kit} {name}"
-    for entry in newest(kit, revoked_files(kit, settings))[0].revoked:
+    for entry in newest(kit, [told_in(kit, settings, REVOKED)])[0].revoked:
         yield f"  revoked on {entry.day}: {entry.name}'s certificate {entry.fingerprint}"

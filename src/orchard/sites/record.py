@@ -5,8 +5,9 @@ far with the site's directed relationships, and two personalised models: the las
 score on the site's validation data. A record never leaves its site.
 
 The updates of earlier rounds are kept too, in `answers`: a server that was restored from a backup asks for them again.
-A site never trains a round twice. Asked again, it sends what it sent before, so that asking again tells nobody more:
-an account of what its updates give away, as differential privacy keeps one, counts every round once.
+As long as its record is whole, a site trains no round twice. Asked again, it sends what it sent before, so that asking
+again tells nobody more: an account of what its updates give away, as differential privacy keeps one, counts a round
+when it is recorded, and once.
 """
 
 import logging

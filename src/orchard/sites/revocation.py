@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError
 
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.settings import Settings
 from orchard.sites.kit import storage_of
+from orchard.whole import write_durably
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -114,14 +114,14 @@ def newest(kit: Path, files: Iterable[Path]) -> tuple[Revocations, str]:
     return best, text
 
 
+def keep_newest(file: Path, others: Iterable[Path], kit: Path) -> None:
+    """Replace a list by a newer one among others; raise if the authority did not sign it."""
+    known, _ = newest(kit, [file])
+    brought, text = newest(kit, others)
+    if brought.number > known.number:
+        write_durably(file, text)
+
+
 def at_server(kit: Path) -> Revocations:
     """Return the newest list that a server has: in its kit, or in its storage, where jobs bring it."""
     return newest(kit, [kit / "local" / FILE, storage_of(kit) / FILE])[0]
-
-
-def take_over(file: Path, kit: Path) -> None:
-    """Keep the list that a job brought, if it is newer than the server's; raise if the authority did not sign it."""
-    known = at_server(kit)
-    brought, text = newest(kit, [file])
-    if brought.number > known.number:
-        write_durably(storage_of(kit) / FILE, text)

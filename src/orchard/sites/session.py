@@ -130,12 +130,12 @@ def _carry_out(orders: "queue.Queue[str]", answers: IO[str], kit: str, user: str
                     session.close()
                 os._exit(0)
             session = session or _connected(kit, user)
-            answer = {"answer": COMMANDS[name](session, *arguments)}
+            line = json.dumps({"answer": COMMANDS[name](session, *arguments)})
         except Exception as error:
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            answer = {"error": kinds, "text": str(error)}
+            line = json.dumps({"error": kinds, "text": str(error)})
         with suppress(BrokenPipeError):
-            print(json.dumps(answer), file=answers, flush=True)
+            print(line, file=answers, flush=True)
 
 
 def _connected(kit: str, user: str) -> Any:
