@@ -87,6 +87,24 @@ def test_cores_are_compared_with_the_clients_own_before() -> None:
     assert scale.checked(2, others, {**good, 2: update(core=first[1])})[2] == update(core=first[1])
 
 
+def test_who_begins_anew_is_not_refused_for_ever() -> None:
+    """A site that lost its records far from where it began, or that has leapt once and goes on from there."""
+    scale = scale_of("apple")
+    one = torch.eye(1, scale.federation.parameters)[0]
+    others = {i: update(core=10 * one) for i in (0, 1, 3)}
+    for r in range(5):
+        assert isinstance(scale.checked(r, {}, {**others, 2: update(core=10 * one)})[2], ClientUpdate)
+    leap = update(core=-15 * one)  # 25 from its last one; the limit is 10 × 0.1 × 10 a round
+    found = [scale.checked(r, {}, {**others, 2: leap})[2] for r in (5, 6)]
+    assert [str(failure).partition("rejected: ")[2] for failure in found] == [
+        "the step of 'core' is 25 times the median",
+        "the step of 'core' is 12 times the median",
+    ]
+    resumed = scale_of("apple")
+    resumed.restore(scale.state())
+    assert resumed.checked(7, {}, {**others, 2: leap})[2] == leap
+
+
 def test_what_is_no_model_is_not_compared() -> None:
     scale = scale_of("ifca")
     assert scale.compared == ["model"]

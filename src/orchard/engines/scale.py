@@ -3,7 +3,8 @@
 Of every vector that travels both ways count its length ‖w‖ and its step ‖w − before‖: from what the server has just
 sent the client under that name, or from the client's last upload, or in the first round from an initial model. Both
 are compared with the median of all clients' in this round and the last ones. Refused uploads count there too: a
-minority cannot move the median, and honest clients whose steps all grow are not refused for long.
+minority cannot move the median, and honest clients whose steps all grow are not refused for long. From an upload of k
+rounds ago a step may be k times as long: nobody is refused for ever who begins anew, or was refused once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ class Scale:
         self.compared = [name for name, length in federation.traffic.up.items() if length in lengths]
         self.last: dict[int, Vectors] = {}
         """Each client's last good upload."""
+        self.since: dict[int, int] = {}
+        """The round of that upload."""
         self.rounds: list[dict[str, list[list[float]]]] = []
         """Of each round, by name: length and step of every upload."""
 
@@ -47,18 +50,22 @@ class Scale:
         }
         now = {name: [mine[name] for mine in sizes.values()] for name in self.compared}
         self.rounds = [*self.rounds, now][-LAST_ROUNDS - 1 :]
-        refused = {i: why for i in uploads if (why := self._beyond(sizes[i], uploads[i], sent.get(i, {})))}
-        self.last = {**self.last, **{i: upload for i, upload in uploads.items() if i not in refused}}
+        ages = {i: max(1, round - self.since.get(i, -1)) for i in uploads}
+        refused = {i: why for i in uploads if (why := self._beyond(sizes[i], ages[i], uploads[i], sent.get(i, {})))}
+        good = uploads.keys() - refused.keys()
+        self.last |= {i: uploads[i] for i in sorted(good)}
+        self.since |= dict.fromkeys(sorted(good), round)
         failures = {i: Failure(self.names[i], round, f"rejected: {why}") for i, why in refused.items()}
         return {**updates, **failures}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
-        return {"last": {i: dict(upload) for i, upload in self.last.items()}, "rounds": self.rounds}
+        last = {i: dict(upload) for i, upload in self.last.items()}
+        return {"last": last, "since": dict(self.since), "rounds": self.rounds}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""
-        self.last, self.rounds = state["last"], state["rounds"]
+        self.last, self.since, self.rounds = dict(state["last"]), dict(state["since"]), state["rounds"]
 
     def _size(self, client: int, name: str, upload: Vectors, sent: Mapping[int, Vectors]) -> list[float]:
         """Return length and step of a vector."""
@@ -76,19 +83,20 @@ class Scale:
         models = [self.federation.initial_model(), self.federation.initial_core(client)]
         return [model for model in models if len(model) == length]
 
-    def _beyond(self, sizes: Mapping[str, Sequence[float]], upload: Vectors, sent: Vectors) -> str:
-        """Return what is out of scale; an empty string if nothing is."""
+    def _beyond(self, sizes: Mapping[str, Sequence[float]], age: int, upload: Vectors, sent: Vectors) -> str:
+        """Return what is out of scale; an empty string if nothing is. The last good upload is `age` rounds old."""
         for name, (length, step) in sizes.items():
             if len(self.rounds[-1][name]) < FEWEST:
                 continue
             seen = [size for round in self.rounds for size in round[name]]
             usual, usual_step = (median_high(column) for column in zip(*seen, strict=True))
-            usual_step = max(usual_step, SHORTEST * usual)
+            usual_step = max(usual_step, SHORTEST * usual) * (1 if name in sent else age)
             if length > self.factor * usual:
                 return f"the length of {name!r} is {length / usual:.0f} times the median"
             # A client that was away goes on from what it has just received.
             alike = [other for other in sent.values() if other.shape == upload[name].shape]
-            if step > self.factor * usual_step and _nearest(upload[name], alike) > self.factor * usual_step:
+            step = min(step, _nearest(upload[name], alike)) if alike else step
+            if step > self.factor * usual_step:
                 return f"the step of {name!r} is {step / usual_step:.0f} times the median"
         return ""
 
