@@ -5,7 +5,6 @@ clients train at the same time on different cores while they share data and core
 computes with one thread by default: a client's result then does not depend on how many workers there are.
 """
 
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +19,11 @@ from orchard.core.federation import Federation
 from orchard.core.models import draws_randomly
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
-from orchard.data.clients import DataDistribution, FederatedData
+from orchard.data.clients import ClientData, DataDistribution, FederatedData
 from orchard.engines.client_round import OnEvaluation, check_single_samples, run_client_round
 from orchard.engines.engine import Selections
 from orchard.engines.guards import check_keys, tensors_in
+from orchard.engines.machine import cores
 from orchard.engines.memory import Stacker, return_freed_memory, share
 from orchard.engines.offload import Offloader
 from orchard.experiment import Experiment, RunOptions
@@ -40,16 +40,17 @@ class LocalEngine:
         self, experiment: Experiment, data: FederatedData, options: RunOptions, offloader: Offloader | None = None
     ) -> None:
         self.experiment, self.device, self.offloader = experiment, options.device, offloader
-        self.distribution, self.data = data.distribution(), data.clients
-        self.clients: list[Client] = []
-        self.buffers: list[Mapping[str, Tensor]] = []
+        self.distribution = data.distribution()
+        self.data = dict(enumerate(data.clients))
+        self.clients: dict[int, Client] = {}
+        self.buffers: dict[int, Mapping[str, Tensor]] = {}
         self._models: dict[int, Model] = {}
         self._worker = threading.local()
         # The server computes in this thread; its results must not depend on the number of cores either.
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(options.threads)
         self._pool = ThreadPoolExecutor(
-            max_workers=min(options.workers or _cores(), len(self.data)),
+            max_workers=options.workers or cores(),
             thread_name_prefix="orchard",
             initializer=torch.set_num_threads,
             initargs=(options.threads,),
@@ -76,24 +77,29 @@ class LocalEngine:
     def start(self, federation: Federation) -> Selections:
         """Make the clients; return what each selects for the first round."""
         self.federation = federation
-        method = self.experiment.method
-        self.clients = [method.client(i, federation) for i in range(federation.clients)]
-        for client in self.clients:
+        return self.admit(self.data)
+
+    def admit(self, data: Mapping[int, ClientData]) -> Selections:
+        """Make some of the federation's clients; return what each selects for the first round."""
+        federation = self.federation
+        made = {i: self.experiment.method.client(i, federation) for i in data}
+        for client in made.values():
             check_keys(client)
         probe = federation.network()
-        self.data = tuple(client.to(probe.vector) for client in self.data)
-        check_single_samples(probe, federation.shape, self.experiment, self.data)
-        self.buffers = [probe.buffers() for _ in self.clients]
+        self.data |= {i: held.to(probe.vector) for i, held in data.items()}
+        check_single_samples(probe, federation.shape, self.experiment, [self.data[i] for i in made])
+        self.clients |= made
+        self.buffers |= {i: probe.buffers() for i in made}
         self.random_layers = draws_randomly(probe, federation.shape)
         declared = federation.traffic.down
         return {
             i: check_selected(client.select(0), declared, f"{type(client).__name__}.select()")
-            for i, client in enumerate(self.clients)
+            for i, client in made.items()
         }
 
     def prepare(self, server: Server, selected: Selections) -> None:
         """Let server and clients share the models that all clients are about to download."""
-        share(server, self.clients, selected)
+        share(server, list(self.clients.values()), selected)
 
     def exchange(self, downloads: dict[int, Download]) -> dict[int, ClientUpdate | Failure]:
         """Run all clients' rounds, starting with the one that has the most data."""
@@ -108,27 +114,30 @@ class LocalEngine:
 
     def diagnostics(self) -> Sequence[Diagnostics]:
         """Return the clients' private figures, which a simulation may see."""
-        return [client.diagnostics() for client in self.clients]
+        return [client.diagnostics() for client in self.clients.values()]
 
     def models(self) -> Iterator[Model]:
         """Yield each client's model as last evaluated at the method's own moment."""
-        for i, client in enumerate(self.clients):
-            if i in self._models:
-                yield self._models[i]
-            else:
-                # Computed by a worker, since the number of threads affects the last bits.
-                yield self._pool.submit(client.personalised).result(), self.buffers[i]
+        for i, client in self.clients.items():
+            yield self.model(i)
+            if i not in self._models:
                 self._offload(client)
+
+    def model(self, index: int) -> Model:
+        """Return a client's model as last evaluated at the method's own moment."""
+        if index in self._models:
+            return self._models[index]
+        # Computed by a worker, since the number of threads affects the last bits.
+        return self._pool.submit(self.clients[index].personalised).result(), self.buffers[index]
 
     def state(self) -> list[dict[str, Any]]:
         """Return each client's state and buffers."""
-        clients = zip(self.clients, self.buffers, strict=True)
-        return [{"client": client.state(), "buffers": dict(buffers)} for client, buffers in clients]
+        return [{"client": client.state(), "buffers": dict(self.buffers[i])} for i, client in self.clients.items()]
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore each client's state and buffers."""
-        for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
-            client.restore(state["client"])
+        for i, state in zip(self.clients, states, strict=True):
+            self.clients[i].restore(state["client"])
             self.buffers[i] = state["buffers"]
 
     def _keeper(self, index: int, network: Network) -> OnEvaluation:
@@ -180,7 +189,3 @@ class LocalEngine:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import orchard
 from orchard.core.models import find_factory
+from orchard.engines.machine import processor
 from orchard.experiment import Experiment, RunOptions
 
 RESULTS_VERSION = 2
@@ -34,8 +35,9 @@ def environment(experiment: Experiment, options: RunOptions) -> dict[str, Any]:
         "python": platform.python_version(),
         **{library: version(library) for library in LIBRARIES},
         "system": platform.platform(),
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
+        "engine": options.engine,
         "device": options.device,
         "threads": options.threads,
         "rounds": experiment.rounds,
@@ -86,11 +88,3 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
