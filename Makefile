@@ -51,6 +51,7 @@ docs: $(VENV)/development ## Build the documentation as a site, in site/, and ch
 documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, methods, settings, commands
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
+	@$(BIN)/python benchmarks/attacks.py table results/attacks.json docs/deploy.md
 	@$(BIN)/python -m orchard.methods.description docs/methods.md
 	@$(BIN)/python -m orchard.cli.reference docs
 

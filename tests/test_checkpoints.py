@@ -19,9 +19,10 @@ import orchard
 from crashing import stopped_after
 from helpers import small_arrays, small_experiment, small_run
 from orchard.runs.checkpoints import FORMAT, read_newest, write_checkpoint
-from orchard.runs.files import save_tensors, write_durably, write_tensors
+from orchard.runs.files import save_tensors, write_tensors
 from orchard.runs.folder import RunFolder
 from orchard.runs.model_store import ModelStore
+from orchard.whole import write_durably
 
 Pair = namedtuple("Pair", "a b")
 Colour = IntEnum("Colour", "RED GREEN")

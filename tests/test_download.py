@@ -206,7 +206,10 @@ def test_a_second_address_is_tried(server: Server, tmp_path: Path) -> None:
     assert is_whole(download.obtain(source, tmp_path))
 
 
-def test_another_file_of_that_name_is_used_with_a_warning(server: Server, tmp_path: Path) -> None:
+def test_another_file_of_that_name_is_used_with_a_warning(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "set").mkdir()
     (tmp_path / "set/data.bin").write_bytes(b"mine")
     mine = hashlib.md5(b"mine", usedforsecurity=False).hexdigest()
@@ -214,6 +217,8 @@ def test_another_file_of_that_name_is_used_with_a_warning(server: Server, tmp_pa
         with pytest.warns(UserWarning, match=f"MD5 is {mine}, the published one's {server.source.md5}"):
             download.obtain(server.source, tmp_path)
     assert (tmp_path / "set/data.bin").read_bytes() == b"mine"
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["data.bin"]  # nothing was written beside it
+    assert len(list((tmp_path / "cache/orchard/checksums").iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_refused(server: Server, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_client_that_fails_is_named_and_the_others_finish() -> None:
 def test_a_bug_in_a_model_is_reported_with_its_cause() -> None:
     class Fragile(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            if self.training and bool((x != 0).any()):
+            if len(x) > 2:  # not when it is tried before the first round
                 raise KeyError("oops")
             return super().forward(x)
 

@@ -232,6 +232,7 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
     ("kind", "reason"),
     [
         ("not finite", "rejected: not finite"),
+        ("scaled", "rejected: the length of 'core' is 50 times the median"),
         ("wrong length", "rejected: wrong length"),
         ("wrong sender", "rejected: wrong sender"),
         ("hang", "deadline"),

@@ -4,6 +4,7 @@ import http.client
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,9 +120,10 @@ def test_a_page_can_be_asked_for_before_its_run_begins(tmp_path: Path) -> None:
 
 
 def listening(folder: Path) -> dict[str, str]:
-    """Return an environment in which the browser is a program that writes down the address."""
+    """Return an environment in which the browser is a program that writes down its argument, and what is there."""
     browser = folder / "browser"
-    browser.write_text('#!/bin/sh\necho "$1" > "$0.opened"\n')
+    look = 'file="${1#file://}"; echo "$1"; stat -c %a "$(dirname "$file")"; cat "$file"; echo'
+    browser.write_text(f'#!/bin/sh\n{{ {look}; }} > "$0.opened"\n')
     browser.chmod(0o755)
     return {**os.environ, "BROWSER": str(browser)}
 
@@ -132,11 +134,32 @@ def hearing_ctrl_c() -> None:
 
 
 def opened(folder: Path) -> str:
-    for _ in range(200):
-        if (folder / "browser.opened").exists() and (text := (folder / "browser.opened").read_text()):
-            return text.strip()
+    """Return the address of the page that the browser was led to."""
+    for _ in range(400):
+        if (folder / "browser.opened").exists() and (text := (folder / "browser.opened").read_text()).endswith("\n\n"):
+            place, mode, page = text.split("\n", 2)
+            assert place.startswith("file:///")  # all that others can see of it
+            assert mode == "700"
+            return page.partition("url=")[2].partition('"')[0]
         time.sleep(0.05)
-    pytest.fail("no browser was opened")
+    return "no browser was opened"
+
+
+def arguments_of_all_processes() -> str:
+    return " ".join(path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def test_half_a_request_holds_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.LiveHandler, "timeout", 0.2)
+    with live_page(SyntheticRun(tmp_path / "run").finish()) as address:
+        url = urlsplit(address)
+        waiting = [socket.create_connection(("127.0.0.1", url.port or 0), timeout=20) for _ in range(20)]
+        for connection in waiting:
+            connection.sendall(b"GET / HT")
+        assert {connection.recv(1) for connection in waiting} == {b""}  # the server has hung up
+        assert answer(address, url.path) == 200
+        for connection in waiting:
+            connection.close()
 
 
 def test_watching_opens_a_browser_and_ends_with_ctrl_c(tmp_path: Path) -> None:
@@ -147,7 +170,12 @@ def test_watching_opens_a_browser_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     ) as watch:
         assert watch.stdout is not None
         address = watch.stdout.readline().split()[2].rstrip(";")
-        assert opened(tmp_path) == address
+        seen = arguments_of_all_processes()
+        found = opened(tmp_path)
+        if found != address or address in seen:
+            watch.kill()
+        assert found == address
+        assert address not in seen
         with urllib.request.urlopen(address) as page:  # noqa: S310
             assert b"digits, iid split" in page.read()
         watch.send_signal(signal.SIGINT)

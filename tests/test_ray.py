@@ -19,11 +19,14 @@ import orchard.engines.ray.cluster as cluster_module
 import orchard.runs.cluster as runs_cluster
 from crashing import VARIANTS, same, small_run_in, what_it_gave, whole
 from helpers import SMALL, small_arrays, small_experiment, small_run
+from orchard.core.federation import Federation
+from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import stack
 from orchard.engines.memory import shared_matrix
 from orchard.engines.ray.packing import pack, pack_state, place_vectors, unpack, unpack_state, vectors_at
 from orchard.errors import ClusterWarning, RunFailed, Stopped, UserError
 from orchard.experiment import RunOptions
+from orchard.methods.apple import Apple, AppleClient
 from orchard.runs.folder import RunFolder
 from orchard.runs.grid import Grid, Measured, parse_contender, run_grid
 from orchard.runs.loop import Progress
@@ -268,7 +271,7 @@ def test_a_run_goes_on_with_another_engine(nodes: Cluster, tmp_path: Path) -> No
 
 class Broken(Holding):
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled() and len(x) > 2:  # not in the test of the network
             raise ZeroDivisionError("a bug in somebody's model")
         return super().forward(x)
 
@@ -283,6 +286,26 @@ def test_errors_of_clients_are_named_as_with_the_local_engine(nodes: Cluster) ->
     assert "in forward" in "".join(remote.value.__cause__.__notes__)  # type: ignore[union-attr]
     with pytest.raises(UserError, match="cannot train"):
         small_run(small_arrays(), model=Holding, engine="ray", address=nodes.address)
+
+
+class WildClient(AppleClient):
+    def train(self, context: ClientContext, round: int) -> float:
+        if round >= 1 and self.index == 2:
+            raise NotFinite("the loss is not finite")
+        return super().train(context, round)
+
+
+class WildApple(Apple):
+    def client(self, index: int, federation: Federation) -> AppleClient:
+        return WildClient(self, index, federation)
+
+
+@pytest.mark.slow
+def test_a_client_that_diverges_keeps_its_last_good_state(nodes: Cluster) -> None:
+    settings = {"method": WildApple(mu=0.0), "rounds": 4}
+    result = small_run(**settings, engine="ray", address=nodes.address)
+    assert [list(entry.failures) for entry in result.rounds] == [[], [2], [2], [2]]
+    assert same(result, small_run(**settings))
 
 
 def created_bytes() -> dict[str, int]:
@@ -382,6 +405,10 @@ def digit_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 6), Holding(), nn.Linear(3, 10))
 
 
+def broken_digit_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 6), Broken(), nn.Linear(3, 10))
+
+
 @pytest.mark.slow
 def test_a_grid_that_is_stopped_goes_on_later(nodes: Cluster, tmp_path: Path) -> None:
     options = RunOptions(engine="ray", address=nodes.address)
@@ -393,7 +420,7 @@ def test_a_grid_that_is_stopped_goes_on_later(nodes: Cluster, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_failures_in_a_grid_are_named(nodes: Cluster, tmp_path: Path) -> None:
-    grid, _ = grid_of(tmp_path, RunOptions(engine="ray", address=nodes.address), model="test_ray:Broken")
+    grid, _ = grid_of(tmp_path, RunOptions(engine="ray", address=nodes.address), model="test_ray:broken_digit_model")
     watcher = Quiet()
     with pytest.raises(RunFailed, match=r"fedavg, seed 0: .*a bug in somebody's model") as failed:
         run_grid(grid, [parse_contender("fedavg", grid.base)], watcher)

@@ -25,6 +25,10 @@ class DataWarning(UserWarning):
     """The data can be used, but people should know something about them."""
 
 
+class ModelWarning(UserWarning):
+    """The network can be trained, but its results cannot be repeated in every way that others can."""
+
+
 class ResumeWarning(UserWarning):
     """A run is resumed, but people should know something about it."""
 

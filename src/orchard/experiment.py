@@ -33,7 +33,7 @@ from orchard.data.shifts import Shift
 from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
-from orchard.settings import LaxPath, Settings, named, read_toml, validated
+from orchard.settings import LaxPath, Settings, named, parsed_toml, read_toml, validated
 
 
 def _method(value: object) -> object:
@@ -88,6 +88,7 @@ class Experiment(Settings):
     momentum: float | None = Field(
         default=None, ge=0, lt=1, description="β of the local SGD; none: the method's own, which is 0.9 for most"
     )
+    robust: bool = Field(default=False, description="withstand dishonest clients, at a price: see deploy.md")
     seed: int = Field(default=42, ge=0, lt=2**63, description="of initial models, batch order and choices of cores")
 
     @model_validator(mode="before")
@@ -126,6 +127,9 @@ class Experiment(Settings):
             self.method.check(self)
         except ValueError as error:
             raise ValueError(f"method.{error}") from None
+        if self.robust and not self.method.withstands:
+            able = "methods that average one model, and apple, fedfomo and graft, have one"
+            raise ValueError(f"robust = true: {self.method.name} has no defence against dishonest clients; {able}")
         return self
 
     @field_serializer("model")
@@ -276,7 +280,7 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     if not equals or not all(key.split(".")):
         raise UserError(f"--set {assignment}: expected KEY=VALUE, e.g. --set method.mu=0.1")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parsed_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
     *groups, last = key.split(".")

@@ -54,6 +54,9 @@ class MethodSettings(Settings):
     reveals: ClassVar[str] = ""
     """What others can work out of a client's model and relationships, for `orchard site check`; empty: nothing."""
 
+    withstands: ClassVar[bool] = False
+    """Whether it has a defence against dishonest clients, for `robust = true`."""
+
     name: str
 
     def check(self, experiment: "Experiment") -> None:

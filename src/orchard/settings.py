@@ -11,6 +11,9 @@ from pydantic._internal._model_construction import ModelMetaclass  # it has no p
 from orchard.errors import UserError
 from orchard.text import nearest
 
+LONGEST_TOML = 1 << 24
+DEEPEST = 12
+TOO_DEEP = "it is nested too deeply"
 LaxPath = Annotated[Path, Field(strict=False)]
 S = TypeVar("S", bound="Settings")
 
@@ -91,10 +94,30 @@ def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     return "\n".join(lines)
 
 
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; raise TOMLDecodeError also if tables lie deeper in each other than any settings do."""
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(TOO_DEEP) from None
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        level = [inner for value in level if isinstance(value, dict) for inner in value.values()] + [
+            inner for value in level if isinstance(value, list) for inner in value
+        ]
+    if level:
+        raise tomllib.TOMLDecodeError(TOO_DEEP)
+    return values
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; raise if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            content = file.read(LONGEST_TOML + 1)
+        if len(content) > LONGEST_TOML:
+            raise UserError(f"{path}: is larger than any settings are")
+        return parsed_toml(content.decode("utf-8-sig"))  # some editors begin with a byte order mark
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

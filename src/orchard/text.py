@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 NOT_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories that do not print: controls, surrogates, line and paragraph separators."""
 
+FORMULA = frozenset("=+-@\t\r")
+"""With these a formula begins."""
+
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown name: the nearest known name, else all known names."""
@@ -20,6 +23,17 @@ def readable(name: str) -> str:
         character.encode("unicode_escape").decode() if unicodedata.category(character) in NOT_TEXT else character
         for character in name
     )
+
+
+def no_formula(text: str) -> str:
+    """Return a text for a cell of CSV that a spreadsheet does not take for a formula; numbers stay as they are."""
+    if text[:1] not in FORMULA:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def shortened(name: str, length: int) -> str:

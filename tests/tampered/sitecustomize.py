@@ -63,6 +63,8 @@ if hostile := os.environ.get("HOSTILE"):
             case "not finite":
                 vector[0] = np.nan
                 message["upload"] = [[name, vector.tobytes()]]
+            case "scaled":
+                message["upload"] = [[name, (-50 * vector).tobytes()]]
             case "wrong length":
                 message["upload"] = [[name, vector[1:].tobytes()]]
             case "wrong sender":

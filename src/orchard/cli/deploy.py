@@ -172,3 +172,4 @@ def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None
         raise Stopped(f"the run goes on without being watched; see it with: {attach_command(folder)}") from None
     if not quiet:
         print_result(result, folder)
+        typer.echo("Numbers of samples and scores are what each site claims; nobody else can check them.")

@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.runs.advice import advice
 from orchard.runs.comparison import Comparison
-from orchard.runs.files import write_durably
 from orchard.runs.listing import run_summaries
 from orchard.runs.result import ClientResult, Result, RoundFigures
 from orchard.tasks.task import Task
 from orchard.text import readable
+from orchard.whole import write_output
 
 if TYPE_CHECKING:
     from orchard.paper.reproduce import Reproduction
@@ -100,21 +100,23 @@ def print_predictions(
     if masks:
         make_folder("--masks", masks)
     count, measured = predict(predictor, batches(samples, predictor), table, masks)
-    try:
-        if to is None:
-            sys.stdout.write(table.getvalue())
-            sys.stdout.flush()
-        elif to.is_symlink() or (to.exists() and not to.is_file()):  # write through links and devices
-            to.write_text(table.getvalue(), "utf-8")
-        else:
-            write_durably(to, table.getvalue())
-    except OSError as error:
-        if to is None:  # otherwise Python fails again when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UserError(f"{to or 'standard output'}: cannot be written: {error.strerror}") from None
+    if to is not None:
+        write_output(to, table.getvalue())
+    else:
+        _print_whole(table.getvalue())
     titles = predictor.task.measures
     said = [f"{titles[name].title} {titles[name].text(value, 2)}" for name, value in (measured or {}).items()]
     Console(stderr=True, highlight=False).print(", ".join([f"{count} samples", *said]))
+
+
+def _print_whole(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Otherwise Python fails again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError(f"standard output: cannot be written: {error.strerror}") from None
 
 
 def print_runs(root: Path) -> None:
@@ -162,11 +164,25 @@ def print_result(result: Result, folder: Path | None) -> None:
     )
     if note := advice(result.experiment.method.name, best.score, result.distribution):
         console.print(note, soft_wrap=True, markup=False, style="yellow")
+    if absent := result.never_trained():
+        note = f"never trained: {', '.join(absent)}; all means are over the others"
+        console.print(note, soft_wrap=True, markup=False, style="yellow")
     for name, clients in result.undefined_measures().items():
         note = f"no {result.task.measures[name].title} for {', '.join(clients)}: too little to compare in the test data"
         console.print(note, soft_wrap=True, markup=False)
+    for note in _failures(result):
+        console.print(note, soft_wrap=True, markup=False, style="yellow")
     if folder:
         console.print(f"kept in {folder}", soft_wrap=True, markup=False)
+
+
+def _failures(result: Result) -> Iterator[str]:
+    """Say of each client that has failed how often, and how the last time."""
+    for i, name in enumerate(result.distribution.clients):
+        found = [entry.failures[i] for entry in result.rounds if i in entry.failures]
+        if found:
+            rounds = f"{len(found)} of {len(result.rounds)} rounds"
+            yield f"{name} took no part in {rounds}; the last time: {readable(found[-1])}"
 
 
 def _table(result: Result, width: int) -> Table:

@@ -19,9 +19,10 @@ def planned_grid(
     out: Path,
     *,
     quiet: bool,
+    trust: bool = False,
 ) -> tuple[Grid, list[Contender]]:
     """Return the grid that a command's options define, with its data, and the contenders."""
-    base, options = definition(file, settings, **given)
+    base, options = definition(file, settings, trust=trust, **given)
     contenders = _contenders(methods, base)
     return Grid(base, options, seeds_of(seeds), out, checked_data(base, options, quiet=quiet)), contenders
 

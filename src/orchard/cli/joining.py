@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchard.cli.options import Force, Quiet, RunArgument, app, may_replace
+from orchard.cli.options import Force, Quiet, RunArgument, Trust, app, may_replace, trusted
 from orchard.runs import JOIN_ROUNDS
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ def join(
     ] = None,
     force: Force = False,
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Personalise for a client that was not there: it learns from what a finished run has left."""
     from orchard.cli.progress import rounds_shown
     from orchard.export.export import export_joined, packer_for
     from orchard.runs.joining import join as join_run
 
+    trusted(run, trust=trust)
     if to is not None:
         packer_for(to)  # raises before anything is trained
         may_replace(to, force=force)

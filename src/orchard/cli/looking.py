@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchard.cli.options import RUNS, Force, RunArgument, RunsArgument, app, may_replace
+from orchard.cli.options import RUNS, Force, RunArgument, RunsArgument, Trust, app, may_replace, trusted
 
 
 @app.command("runs")
@@ -52,14 +52,14 @@ def figures(
 @app.command()
 def watch(run: RunArgument) -> None:
     """Show a running run in a browser, until Ctrl-C."""
-    from orchard.report.live import live_page, open_browser
+    from orchard.report.live import browser_at, live_page
     from orchard.runs.folder import RunFolder
 
     RunFolder(run).experiment()
     with live_page(run) as address, suppress(KeyboardInterrupt):
         typer.echo(f"live at {address}; Ctrl-C ends it")
-        open_browser(address)
-        Event().wait()
+        with browser_at(address):
+            Event().wait()
 
 
 @app.command()
@@ -72,10 +72,12 @@ def export(
         typer.Option("--round", help="The round of the best mean test or validation score, or the last."),
     ] = "validation",
     force: Force = False,
+    trust: Trust = False,
 ) -> None:
     """Export a client's personalised model, with a model card beside it."""
     from orchard.export.export import export_model
 
+    trusted(run, trust=trust)
     may_replace(to, force=force)
     name, card = export_model(run, client, to, round)
     typer.echo(f"written: {to}, the model of {name}, described in {card}", err=True)

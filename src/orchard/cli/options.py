@@ -37,6 +37,9 @@ Address = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", metavar="", help="Run the code of a model of one's own that the file names.")
+]
 Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace a file that is there, without asking.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Runs' folders, or a folder of them.", metavar="RUN...")]
@@ -49,11 +52,28 @@ Reused = Annotated[Path, typer.Option(help="Where the runs' folders are; finishe
 Quiet = Annotated[bool, typer.Option("--quiet", metavar="", help="Show no progress.")]
 
 
-def definition(file: Path | None, settings: list[str] | None, **given: object) -> "tuple[Experiment, RunOptions]":
+def definition(
+    file: Path | None, settings: list[str] | None, *, trust: bool = False, **given: object
+) -> "tuple[Experiment, RunOptions]":
     """Return the experiment and run options that a file, the command's own options and --set define."""
+    from orchard.cli.trust import check_trust
     from orchard.experiment import load_definition
 
-    return load_definition(file, overrides=given, assignments=settings or [])
+    experiment, options = load_definition(file, overrides=given, assignments=settings or [])
+    typed = any(setting.partition("=")[0].strip() == "model" for setting in settings or [])
+    check_trust(experiment.model, None if typed else file, trust)
+    return experiment, options
+
+
+def trusted(run: Path, *, trust: bool) -> None:
+    """Raise unless the code of the model that a run's folder, or an offer, names may run."""
+    from orchard.cli.trust import check_trust
+    from orchard.runs.folder import RunFolder
+    from orchard.runs.offer import Offer
+
+    made = (run / "experiment.toml").exists()
+    experiment = RunFolder(run).experiment() if made or not run.is_dir() else Offer.read(run).experiment
+    check_trust(experiment.model, run, trust)
 
 
 def chosen(**options: Any) -> dict[str, Any]:

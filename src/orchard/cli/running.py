@@ -24,6 +24,7 @@ from orchard.cli.options import (
     RunArgument,
     Seeds,
     Settings,
+    Trust,
     Workers,
     app,
     chosen,
@@ -31,6 +32,7 @@ from orchard.cli.options import (
     listed,
     make_folder,
     seeds_of,
+    trusted,
 )
 from orchard.errors import UserError
 
@@ -68,6 +70,7 @@ def run(
     mlflow: Annotated[
         str | None, typer.Option(help="Write the run to MLflow too: a folder, e.g. mlruns, or a server's address.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train a federation in this process and show what each client gained."""
     planned, options = definition(
@@ -85,6 +88,7 @@ def run(
         engine=engine,
         address=address,
         out=out,
+        trust=trust,
     )
 
     from orchard.cli.progress import checked_data, say_if_loss_stays
@@ -126,8 +130,10 @@ def resume(
     address: Address = None,
     quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", metavar="", help="Print the summary as JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Resume an interrupted run, to the result it would have had."""
+    trusted(run, trust=trust)
     from orchard.cli.stopping import stoppable
     from orchard.runs.folder import RunFolder
     from orchard.runs.progress import no_progress, watched
@@ -169,6 +175,7 @@ def compare(
         Literal["text", "csv", "markdown", "latex"], typer.Option("--format", help="How the table is printed.")
     ] = "text",
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Run methods side by side on the same data and batches, and print one table."""
     from orchard.cli.display import print_comparison
@@ -180,7 +187,7 @@ def compare(
 
     given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
     given |= {"clients": clients, "rounds": rounds, "workers": workers, "engine": engine, "address": address}
-    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet)
+    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet, trust=trust)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         if tuned:
             choices = tune(replace(grid, seeds=grid.seeds[:1]), contenders, watcher, stop)

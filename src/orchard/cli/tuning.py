@@ -20,6 +20,7 @@ from orchard.cli.options import (
     Rounds,
     Seeds,
     Settings,
+    Trust,
     Workers,
     app,
 )
@@ -46,6 +47,7 @@ def tune(
     out: Reused = RUNS,
     settings: Settings = None,
     quiet: Quiet = False,
+    trust: Trust = False,
 ) -> None:
     """Choose learning rate and parameters of methods by validation; `orchard compare --tuned` then uses them."""
     from orchard.cli.grids import planned_grid
@@ -56,7 +58,7 @@ def tune(
 
     given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
     given |= {"clients": clients, "rounds": rounds, "workers": workers, "engine": engine, "address": address}
-    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet)
+    grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet, trust=trust)
     task = load_data(grid.base, grid.data).task
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         choices = tune_methods(grid, contenders, watcher, stop)

@@ -64,7 +64,7 @@ def mean_loss(network: Network, model: Tensor, samples: Samples, limit: float = 
     total, start, size = 0.0, 0, min(FIRST_BATCH, largest)
     while start < len(samples.y):
         batch = slice(start, start + size)
-        total += network.task.loss(network.module(samples.x[batch]), samples.y[batch], "sum").item()
+        total += network.task.loss(_outputs(network, samples.x[batch]), samples.y[batch], "sum").item()
         if total / len(samples.y) > limit:
             return math.inf
         start, size = start + size, min(2 * size, largest)
@@ -76,7 +76,16 @@ def outputs_of(network: Network, model: Tensor, x: Tensor) -> Tensor:
     """Run samples through a model in evaluation mode, in large batches."""
     network.vector.copy_(model)
     network.module.eval()
-    return torch.cat([network.module(batch) for batch in torch.split(x, evaluation_batch(x.shape))])
+    return torch.cat([_outputs(network, batch) for batch in torch.split(x, evaluation_batch(x.shape))])
+
+
+def _outputs(network: Network, x: Tensor) -> Tensor:
+    """Run a batch, which is a view of the client's own data; raise if the network has written into it."""
+    before = x._version
+    outputs: Tensor = network.module(x)
+    if x._version != before:
+        raise ValueError(network.SPOILS)
+    return outputs
 
 
 def evaluation_batch(shape: torch.Size) -> int:

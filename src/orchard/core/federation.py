@@ -1,8 +1,10 @@
 """What every party knows before the first round, and the initial models that anyone can rebuild from it."""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median_low
 
 from torch import Tensor
 
@@ -41,7 +43,8 @@ class Federation:
     @property
     def shares(self) -> list[float]:
         """n_j / n: each client's share of all training samples."""
-        return [n / sum(self.samples) for n in self.samples]
+        counted = capped(self.samples) if self.experiment.robust else self.samples
+        return [n / sum(counted) for n in counted]
 
     @cached_property
     def layout(self) -> Layout:
@@ -88,3 +91,9 @@ class Federation:
     def _built(self, purpose: str, *numbers: int) -> Network:
         seed = derived_seed(self.experiment.seed, purpose, *numbers)
         return Network(build(self.experiment.model, self.shape, self.task, seed), self.device, self.task)
+
+
+def capped(samples: Sequence[int]) -> list[int]:
+    """Return numbers of samples, which clients only claim: none counts for more than the lower median of all."""
+    most = median_low(samples)
+    return [min(n, most) for n in samples]

@@ -207,7 +207,7 @@ def build(model: str | Callable[..., Any], shape: tuple[int, ...], task: Task, s
                 for p, data in zip(module.parameters(), ordinary, strict=True):
                     p.data = data
     except Exception as error:  # somebody else's code may raise anything
-        raise UserError(f"model = {_name(model)!r}: does not fit samples of shape {shape}: {error}") from error
+        raise UserError(f"model = {named(model)!r}: does not fit samples of shape {shape}: {error}") from error
     return module
 
 
@@ -231,7 +231,7 @@ def _try_out(module: nn.Module, shape: tuple[int, ...], output_shape: tuple[int,
 
 def _forward_zeros(module: nn.Module, samples: int, shape: tuple[int, ...]) -> Any:
     """Run zeros through a module, and restore the buffers that training mode changes."""
-    first = next((p for p in module.parameters()), torch.empty(0))
+    first = next((p for p in module.parameters() if p.requires_grad), torch.empty(0))
     with torch.no_grad():
         before = {name: buffer.clone() for name, buffer in module.named_buffers()} if module.training else {}
         scores = module(torch.zeros(samples, *shape, dtype=first.dtype, device=first.device))
@@ -252,10 +252,11 @@ def needs_two_samples(network: Network, shape: tuple[int, ...]) -> bool:
 
 
 def draws_randomly(network: Network, shape: tuple[int, ...]) -> bool:
-    """Tell whether the model draws random numbers while training (dropout and the like)."""
+    """Tell whether the model draws random numbers (dropout and the like)."""
     with seeded_layers(0):
         before = _generator_state(network.vector.device)
-        _forward_zeros(network.module.train(), 2, shape)
+        for training in (True, False):
+            _forward_zeros(network.module.train(training), 2, shape)
         return not torch.equal(before, _generator_state(network.vector.device))
 
 
@@ -291,5 +292,6 @@ def repeated_draws() -> Iterator[None]:
         yield
 
 
-def _name(model: str | Callable[..., Any]) -> str:
+def named(model: str | Callable[..., Any]) -> str:
+    """Return what a model is called in messages."""
     return model if isinstance(model, str) else getattr(model, "__qualname__", repr(model))

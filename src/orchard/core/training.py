@@ -32,7 +32,7 @@ class ClientContext:
     data: ClientData
     network: Network
     random_layers: bool = False
-    """Whether the network draws random numbers while training, as dropout does."""
+    """Whether the network draws random numbers, as dropout does."""
     stacker: Callable[[Sequence[Tensor | None], Tensor], Tensor] = stack
     """How the engine puts models into one matrix."""
 
@@ -73,6 +73,7 @@ def run_epochs(
                 first = int((~values.isfinite()).nonzero()[0])
                 raise NotFinite(f"the loss or a gradient is not finite at step {first} of epoch {epoch}")
             total += float(values @ torch.tensor(sizes, dtype=torch.float64))
+    context.network.check_whole()
     return total / max(1, epochs * len(context.data.train.y))
 
 

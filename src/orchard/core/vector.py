@@ -92,6 +92,8 @@ def _is_under(name: str, prefix: str) -> bool:
 class Network:
     """A module whose trainable parameters and gradients live in two flat tensors, and the task that it is for."""
 
+    SPOILS = "the network changes its input in place, which is a client's data; write x = x - m, not x -= m"
+
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", task: Task | None = None) -> None:
         self.module, self.task = module.to(device), task or Classification(())
         parameters = check_vectorisable(self.module)
@@ -108,6 +110,21 @@ class Network:
             p.data = view
             p.grad = _shaped_like(p, self.gradient[piece])
         self.layout = Layout(slices)
+
+    def check_whole(self) -> None:
+        """Raise if the module has other parameters or gradients by now than those in the two tensors."""
+        now = dict(self.module.named_parameters())
+        size, start = self.vector.element_size(), (self.vector.data_ptr(), self.gradient.data_ptr())
+        for name, piece in self.layout.slices.items():
+            p = now.pop(name, None)
+            theirs = None if p is None or p.grad is None else (p.data_ptr(), p.grad.data_ptr())
+            if theirs != tuple(place + piece.start * size for place in start):
+                raise ValueError(
+                    f"{name} is not what is trained any more: the network replaces its parameters, or drops their "
+                    "gradients (zero_grad); leave both to Orchard, and change values in place only"
+                )
+        if added := [name for name, p in now.items() if p.requires_grad]:
+            raise ValueError(f"{added[0]} was added or unfrozen later; make all parameters at once")
 
     def buffers(self) -> dict[str, Tensor]:
         """Copy the buffers, which belong to a client and not to its model."""
@@ -143,6 +160,8 @@ def check_vectorisable(module: nn.Module) -> dict[str, nn.Parameter]:
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1:
         raise ValueError(f"the model mixes parameter types: {sorted(map(str, dtypes))}")
+    if not (dtype := dtypes.pop()).is_floating_point:
+        raise ValueError(f"its parameters are {dtype}; only real floating-point numbers can be trained and mixed")
     return parameters
 
 

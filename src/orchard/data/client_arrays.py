@@ -1,7 +1,7 @@
 """Each client's data as arrays, handed over in Python."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from orchard.data.clients import FederatedData
 from orchard.data.division import checked, client_of_samples, shifted
 from orchard.data.samples import Samples, as_samples, decoded, find_task, split_by_stratum
+from orchard.data.stored import digest_of_arrays
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.tasks.task import Task
@@ -35,6 +36,9 @@ class ClientArrays:
     name: str | None = None
 
 
+_ARRAYS = [field for field in fields(ClientArrays) if field.name != "name"]
+
+
 def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> FederatedData:
     """Return the data of all clients, made from their arrays."""
     if len(arrays) != experiment.clients:
@@ -51,7 +55,8 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
         train, validation, test = next(rest), validating and next(rest), testing and next(rest)
         first, last = (train, test) if test else split_by_stratum(train, task)
         clients.append(client_of_samples(names[i], i, experiment, task, first, validation, last))
-    return shifted(checked(clients, task), experiment)
+    stored = " ".join(digest_of_arrays({f.name: getattr(given, f.name) for f in _ARRAYS}) for given in arrays)
+    return shifted(replace(checked(clients, task), stored=stored), experiment)
 
 
 def samples_of_arrays(

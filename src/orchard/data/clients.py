@@ -16,6 +16,8 @@ from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 
 PARTS = ("train", "validation", "test")
+FINGERPRINT = "2-"
+"""With this every fingerprint begins; older ones were of the prepared samples."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,20 @@ class FederatedData:
     """The group of each client, if the data were shifted."""
     unscaled: Schema | None = None
     """How rows of a table became features, if their scaling is still to be agreed upon."""
+    stored: str = ""
+    """The digest of the data as they are stored; without one, the prepared samples stand for them."""
 
     def fingerprint(self) -> str:
-        """Return a hash of all clients' samples and targets."""
-        digest = hashlib.sha256()
+        """Return a hash of the data as stored, and of all clients' targets: of who holds what."""
+        digest = hashlib.sha256(self.stored.encode())
         for client in self.clients:
             for part in PARTS:
-                for tensor in getattr(client, part):
-                    digest.update(tensor.numpy().tobytes())
-        return digest.hexdigest()[:16]
+                x, y = getattr(client, part)
+                digest.update(f"{part} {tuple(x.shape)}".encode())
+                digest.update(y.numpy().tobytes())
+                if not self.stored:
+                    digest.update(x.numpy().tobytes())
+        return f"{FINGERPRINT}{digest.hexdigest()[:16]}"
 
     def class_counts(self) -> dict[str, list[list[int]]]:
         """Count the samples of each client (outer) that hold each class (inner), part by part."""

@@ -49,15 +49,22 @@ def load_dataset(experiment: Experiment, data_dir: Path | None = None) -> Datase
     raise UserError(f"dataset = {name!r}: no such path, nor a known dataset; {nearest(name, list(CATALOGUE))}")
 
 
-def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> Dataset:
+def published_files(entry: Entry, experiment: Experiment, data_dir: Path | None) -> list[Path]:
+    """Return the files of a published dataset, downloaded if they are not there."""
     if entry.format == "embedded":
-        return _digits(experiment)
+        return [DIGITS]
     folder = data_folder(data_dir)
     if chosen_folder(data_dir) and not folder.is_dir():
         raise UserError(f"data_dir = '{folder}': is no folder; make it first, or leave it out to use the cache")
     larger = [side for side in entry.files if side >= experiment.size]
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
-    paths = [obtain(source, folder) for source in entry.files[size]]
+    return [obtain(source, folder) for source in entry.files[size]]
+
+
+def _published(entry: Entry, experiment: Experiment, data_dir: Path | None) -> Dataset:
+    paths = published_files(entry, experiment, data_dir)
+    if entry.format == "embedded":
+        return _digits(experiment)
     if entry.format == "heart-disease":
         return read_heart_disease(paths, "all" if experiment.dataset == "heart-disease" else "complete")
     if entry.format == "medmnist":

@@ -10,12 +10,13 @@ import torch
 
 from orchard.data.catalogue import CATALOGUE
 from orchard.data.clients import PARTS, ClientData, FederatedData
-from orchard.data.datasets import load_dataset
+from orchard.data.datasets import load_dataset, published_files
 from orchard.data.folders import comes_by_client, is_table, subfolders
 from orchard.data.own_images import read_folders
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, split_by_stratum
 from orchard.data.shifts import ShiftSettings, groups_of, shift_samples
+from orchard.data.stored import digest_of_files, digest_of_path
 from orchard.data.tables.datasets import settings_of, table_dataset
 from orchard.data.tables.encoding import Schema
 from orchard.data.tables.scaling import Moments, Preparation, Scaling, merge
@@ -42,9 +43,18 @@ def federated_data(experiment: Experiment, data_dir: Path | None = None) -> Fede
         whose = "arrays of your own, in an .npz or handed over in Python"
         raise UserError(f"layout = {experiment.layout!r}: is for {whose}, not for {experiment.dataset}")
     if by_client and not tables:
-        return shifted(_client_folders(path, experiment), experiment)
-    dataset = table_dataset(path, experiment) if tables else load_dataset(experiment, data_dir)
-    return shifted(divide(dataset, experiment), experiment)
+        data = _client_folders(path, experiment)
+    else:
+        data = divide(table_dataset(path, experiment) if tables else load_dataset(experiment, data_dir), experiment)
+    return shifted(replace(data, stored=_digest(experiment, data_dir)), experiment)
+
+
+def _digest(experiment: Experiment, data_dir: Path | None) -> str:
+    """Return the digest of the files that hold a dataset."""
+    entry = CATALOGUE.get(experiment.dataset)
+    if entry is None:
+        return digest_of_path(Path(experiment.dataset))
+    return digest_of_files((file.name, file) for file in published_files(entry, experiment, data_dir))
 
 
 def check_partition(experiment: Experiment, *, by_client: bool) -> None:

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from orchard.data.catalogue import Entry, Source
 from orchard.errors import DataWarning, UserError
+from orchard.whole import write_durably
 
 ATTEMPTS = 4
 """Give up after so many attempts in a row without a new byte, or so many complete files with a wrong checksum."""
@@ -69,7 +70,8 @@ def obtain(source: Source, folder: Path) -> Path:
 
 def _warn_of_another_checksum(target: Path, source: Source) -> None:
     """Warn if a file is not the published one; its checksum is stored and computed again only if the file changes."""
-    memory = target.with_name(f".{target.name}.md5")
+    place = hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]
+    memory = user_cache_path("orchard") / "checksums" / f"{place}.json"  # nothing is written beside the user's data
     state = [target.stat().st_size, target.stat().st_mtime_ns]
     try:
         known = json.loads(memory.read_text("utf-8"))
@@ -77,8 +79,9 @@ def _warn_of_another_checksum(target: Path, source: Source) -> None:
         known = None
     if not (isinstance(known, list) and known[:2] == state):
         known = [*state, md5(target)]
-        with contextlib.suppress(OSError):  # in a read-only folder, compute it again next time
-            memory.write_text(json.dumps(known), "utf-8")
+        with contextlib.suppress(OSError):  # where it cannot be kept, compute it again next time
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(memory, json.dumps(known))
     if known[2] != source.md5:
         warnings.warn(
             f"{target} is not the published file: its MD5 is {known[2]}, the published one's {source.md5}; "

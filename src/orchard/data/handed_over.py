@@ -30,6 +30,7 @@ from orchard.data.image_folders import grey_or_colour
 from orchard.data.own import dataset_of_arrays, part_keys
 from orchard.data.owners import count_owners
 from orchard.data.partitions import column_key
+from orchard.data.stored import digest_of_arrays, digest_of_tables
 from orchard.data.tables.datasets import dataset_of_tables, divided_by_site, settings_of
 from orchard.data.tables.reading import as_table
 from orchard.data.tables.targets import rows_by_site
@@ -70,7 +71,10 @@ FORMS = (
 def federate(data: object, experiment: Experiment) -> FederatedData:
     """Return every client's part of the data that were handed over."""
     held = handed_over(data, column_key(experiment.partition))
-    return _of_tables(held, experiment) if isinstance(held, Table | SiteTables) else _of_arrays(held, experiment)
+    if isinstance(held, Table | SiteTables):
+        frames = {"": held.frame} if isinstance(held, Table) else held.frames
+        return replace(_of_tables(held, experiment), stored=digest_of_tables(frames))
+    return _of_arrays(held, experiment)
 
 
 def _of_tables(held: Table | SiteTables, experiment: Experiment) -> FederatedData:
@@ -87,7 +91,8 @@ def _of_arrays(held: list[ClientArrays] | dict[str, NDArray[Any]], experiment: E
     check_partition(experiment, by_client=isinstance(held, list))
     if isinstance(held, list):
         return from_arrays(held, experiment)
-    return shifted(divide(dataset_of_arrays(held, experiment, "data"), experiment), experiment)
+    data = divide(dataset_of_arrays(held, experiment, "data"), experiment)
+    return shifted(replace(data, stored=digest_of_arrays(held)), experiment)
 
 
 def number_of_clients(held: HandedOver, settings: Mapping[str, Any]) -> int | None:

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from orchard.data.folders import images, is_ordinary, subfolders
 from orchard.data.medical.scans import AT_ONCE, MedicalSettings, read_medical
+from orchard.data.readers import MOST_FREE, check_file
 from orchard.data.samples import Samples, image_inputs
 from orchard.errors import UserError
 from orchard.text import readable
 
 GREY_MODES = frozenset({"1", "L", "LA"})
+AT_THE_SAME_TIME = 8
+"""How many pictures are read at the same time."""
 PALETTE_MODES = frozenset({"P", "PA"})
 
 
@@ -54,7 +57,7 @@ def read_inputs(files: Sequence[Path], size: int, settings: MedicalSettings | No
     """Read images as inputs of size×size, in grey if all of them are; with settings, medical images or volumes."""
     check_one_kind(files, settings)
     if settings is None:
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(AT_THE_SAME_TIME) as pool:
             pixels = list(pool.map(lambda file: _read(file, size), files))
         return image_inputs(_stacked(pixels), size)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -76,7 +79,7 @@ def check_one_kind(files: Sequence[Path], settings: MedicalSettings | None) -> N
 
 def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.uint8]:
     """Read images as size×size, all in grey (one channel) or all in colour (three)."""
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(AT_THE_SAME_TIME) as pool:
         pixels = list(pool.map(lambda file: _read(file, size), files))
     if channels == 1:
         return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in pixels])
@@ -85,13 +88,20 @@ def read_images(files: Sequence[Path], size: int, channels: int) -> NDArray[np.u
 
 def _read(file: Path, size: int) -> NDArray[np.uint8]:
     try:
+        check_file(file)
         with Image.open(file) as opened:
+            check_picture(opened, file)
             plain = grey_or_colour(ImageOps.exif_transpose(opened), opened.format, str(file))
             if plain.size != (size, size):
                 plain = plain.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(plain)
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{file}: cannot be read as an image: {error}") from None
+
+
+def check_picture(opened: Image.Image, file: Path) -> None:
+    """Raise if a picture that has been opened, but not read, becomes more pixels than its file can really hold."""
+    check_file(file, opened.width * opened.height * len(opened.getbands()), MOST_FREE // AT_THE_SAME_TIME)
 
 
 def grey_or_colour(image: Image.Image, kind: str | None, place: str) -> Image.Image:

@@ -4,6 +4,7 @@ No reader runs code from a file: pickles are never loaded, and an archive's memb
 """
 
 import gzip
+import math
 import tarfile
 import zlib
 from collections.abc import Collection
@@ -21,6 +22,21 @@ CIFAR_FOLDER = "cifar-10-batches-bin"
 CIFAR_CLASSES = 10
 
 
+MOST_FREE = 1 << 28
+"""So many bytes may be made of any file, however small."""
+MOST_TIMES = 200
+"""A larger file may become so many times as large: real data are not smaller than that when they are compressed."""
+
+
+def check_file(path: Path, becomes: int = 0, free: int = MOST_FREE) -> None:
+    """Raise unless this is a file (a pipe would never end) that becomes no more bytes than real data would."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is a pipe or a device, not a file")
+    if becomes > free and becomes > MOST_TIMES * path.stat().st_size:
+        times = becomes // max(1, path.stat().st_size)
+        raise UserError(f"{path}: would take {times} times its size in memory; if that is right, save it uncompressed")
+
+
 class Part(NamedTuple):
     """Images as they are stored, n×h×w or n×h×w×c, and their labels."""
 
@@ -30,21 +46,25 @@ class Part(NamedTuple):
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """Read a gzipped idx file of unsigned bytes; raise if it is anything else."""
+    header = 4 * (1 + dimensions)
+    check_file(path)
     try:
         with gzip.open(path) as file:
-            content = file.read()
+            start = file.read(header)
+            if start[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)) or len(start) < header:
+                raise UserError(f"{path}: is not an idx file of bytes in {dimensions} dimensions")
+            shape = [int(size) for size in np.frombuffer(start, ">u4", count=dimensions, offset=4)]
+            expected = math.prod(shape)
+            check_file(path, expected)
+            content = file.read(expected + 1)
+            more = len(content) > expected and len(file.read(MOST_FREE))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: is damaged or not gzip: {error}") from None
-    header = 4 * (1 + dimensions)
-    if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)) or len(content) < header:
-        raise UserError(f"{path}: is not an idx file of bytes in {dimensions} dimensions")
-    shape = [int(size) for size in np.frombuffer(content, ">u4", count=dimensions, offset=4)]
-    expected = int(np.prod(shape))
-    if len(content) != header + expected:
-        raise UserError(f"{path}: announces {expected} bytes of data but holds {len(content) - header}")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    if len(content) != expected:
+        raise UserError(f"{path}: announces {expected} bytes of data but holds {len(content) + more}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def read_cifar10(path: Path) -> tuple[Part, Part]:
@@ -60,6 +80,7 @@ def read_cifar10(path: Path) -> tuple[Part, Part]:
                 member = archive.extractfile(name)
                 if member is None:
                     raise UserError(f"{path}: its member {name} is not a file")
+                check_file(path, archive.getmember(name).size)
                 batches.append(_cifar_batch(member.read(), f"{path}: {name}"))
     except KeyError:
         raise UserError(f"{path}: has no member {name}; this is not CIFAR-10's binary version") from None
@@ -83,7 +104,10 @@ def _cifar_batch(content: bytes, place: str) -> Part:
 def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """Read the arrays of an `.npz`, all or those of some names; raise if one is pickled."""
     try:
+        check_file(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            wanted = [entry for entry in archive.zip.infolist() if names is None or entry.filename[:-4] in names]
+            check_file(path, sum(entry.file_size for entry in wanted))
             return {name: _array(archive, name, path) for name in archive.files if names is None or name in names}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

@@ -11,6 +11,7 @@ from orchard.data.own import part_keys, samples_of_parts
 from orchard.data.own_images import part_folders, read_folders
 from orchard.data.readers import read_npz
 from orchard.data.samples import Samples, split_by_stratum
+from orchard.data.stored import digest_of_path
 from orchard.data.tables.datasets import table_samples
 from orchard.data.tables.encoding import Schema, make_schema
 from orchard.data.tables.reading import read_table
@@ -27,6 +28,12 @@ def site_data(
 
     A table's columns are those of `schema`, or else what the experiment says of them.
     """
+    return replace(_site_data(path, name, index, task, experiment, schema), stored=digest_of_path(path))
+
+
+def _site_data(
+    path: Path, name: str, index: int, task: Task, experiment: Experiment, schema: Schema | None
+) -> FederatedData:
     if experiment.table is not None:
         frame = read_table(path)
         schema = schema or make_schema(frame, experiment.table, str(path))

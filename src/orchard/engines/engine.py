@@ -15,9 +15,8 @@ Selections = Mapping[int, tuple[str, ...]]
 class Engine(Protocol):
     """Carries messages between the server and its clients."""
 
-    @property
-    def quorum(self) -> int:
-        """How many clients must answer for a round to count."""
+    def quorum(self, failures: Sequence[Failure]) -> int:
+        """Return how many clients must answer for a round to count in which these failed."""
 
     def enrol(self) -> DataDistribution:
         """Ask every client for its samples by class; only before a run's first round."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from orchard.core.contract import Client, ClientUpdate, Diagnostics, Download, Failure, Server, check_selected
 from orchard.core.federation import Federation
 from orchard.core.models import draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
 from orchard.data.clients import ClientData, DataDistribution, FederatedData
@@ -45,6 +46,8 @@ class LocalEngine:
         self.clients: dict[int, Client] = {}
         self.buffers: dict[int, Mapping[str, Tensor]] = {}
         self._models: dict[int, Model] = {}
+        self._failed: set[int] = set()
+        """Clients that failed in the last exchange."""
         self._worker = threading.local()
         # The server computes in this thread; its results must not depend on the number of cores either.
         self._threads_before = torch.get_num_threads()
@@ -65,10 +68,9 @@ class LocalEngine:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads_before)
 
-    @property
-    def quorum(self) -> int:
-        """All clients: one that fails here would fail again."""
-        return len(self.data)
+    def quorum(self, failures: Sequence[Failure]) -> int:
+        """Return how many of all must answer: see `quorum_of`."""
+        return quorum_of(len(self.data), failures)
 
     def enrol(self) -> DataDistribution:
         """Return each client's samples by class."""
@@ -77,7 +79,10 @@ class LocalEngine:
     def start(self, federation: Federation) -> Selections:
         """Make the clients; return what each selects for the first round."""
         self.federation = federation
-        return self.admit(self.data)
+        selected = self.admit(self.data)
+        if self.data:
+            check_network(federation, list(self.data.values()))
+        return selected
 
     def admit(self, data: Mapping[int, ClientData]) -> Selections:
         """Make some of the federation's clients; return what each selects for the first round."""
@@ -107,6 +112,8 @@ class LocalEngine:
         order = sorted(clients, key=lambda i: -len(self.data[i].train.y))
         rounds = {i: self._pool.submit(self._round, i, downloads.pop(i)) for i in order}
         updates = {i: rounds[i].result() for i in clients}
+        self._failed -= updates.keys()
+        self._failed |= {i for i, update in updates.items() if isinstance(update, Failure)}
         if self.offloader:
             self.offloader.tidy()
         return_freed_memory()  # the last round's models are freed by now, and there are no new ones yet
@@ -131,14 +138,26 @@ class LocalEngine:
         return self._pool.submit(self.clients[index].personalised).result(), self.buffers[index]
 
     def state(self) -> list[dict[str, Any]]:
-        """Return each client's state and buffers."""
-        return [{"client": client.state(), "buffers": dict(self.buffers[i])} for i, client in self.clients.items()]
+        """Return each client's state and buffers; and the last model of one that failed, which has no newer one."""
+        return [self.client_state(i) for i in self.clients]
+
+    def client_state(self, index: int) -> dict[str, Any]:
+        """Return the same of one client."""
+        kept = {"model": self._models[index]} if index in self._failed and index in self._models else {}
+        return {"client": self.clients[index].state(), "buffers": dict(self.buffers[index]), **kept}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore each client's state and buffers."""
-        for i, state in zip(self.clients, states, strict=True):
-            self.clients[i].restore(state["client"])
-            self.buffers[i] = state["buffers"]
+        for i, state in zip(list(self.clients), states, strict=True):
+            self.restore_client(i, state)
+
+    def restore_client(self, index: int, state: Mapping[str, Any]) -> None:
+        """Restore one client."""
+        self.clients[index].restore(state["client"])
+        self.buffers[index] = state["buffers"]
+        if "model" in state:
+            self._failed.add(index)
+            self._models[index] = state["model"]
 
     def _keeper(self, index: int, network: Network) -> OnEvaluation:
         """Return a callback that keeps the model that the round's figures are about."""
@@ -189,3 +208,12 @@ class LocalEngine:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
+
+
+def quorum_of(clients: int, failures: Sequence[Failure]) -> int:
+    """Return more than half, if some diverge after a first round that went well; else all.
+
+    Those go on from their last good state. Whoever fails in the first round, or by an error, would fail again.
+    """
+    diverged = all(isinstance(failure.error, NotFinite) and failure.round > 0 for failure in failures)
+    return clients // 2 + 1 if diverged else clients

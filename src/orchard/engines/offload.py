@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import mmap
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,8 @@ MOST = 30_000
 """Most files at a time: Linux allows a process 65,530 mappings. Further models stay in memory."""
 WORTH_A_FILE = 1 << 20
 """Bytes of the smallest model to offload: smaller ones take little memory, and would need many files."""
+
+OWN_FILE = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.new")
 
 
 class Offloader:
@@ -82,7 +85,8 @@ class Offloader:
         """Delete the files that no client and no checkpoint needs."""
         self._disk_is_full = False
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in self.needed and path.name not in self._by_name:
+            ours = OWN_FILE.fullmatch(path.name) and not path.is_symlink()
+            if ours and path.name not in self.needed and path.name not in self._by_name:
                 with suppress(OSError):
                     path.unlink()
 

@@ -1,6 +1,8 @@
 """How good a model is class by class, or finding by finding, on its client's own test samples."""
 
+import re
 from collections.abc import Sequence
+from html import escape
 
 import torch
 from torch import Tensor
@@ -78,5 +80,5 @@ def _figure(value: float | None) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text that stays in its cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    """Return a text that stays text, in its cell of a Markdown table: no HTML, link, image or code."""
+    return re.sub(r"([|\[\]`\\])", r"\\\1", escape(text, quote=False)).replace("\n", " ")

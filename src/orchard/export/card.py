@@ -36,14 +36,14 @@ OUTPUTS = {
 """What the network's outputs mean, by task."""
 
 
-def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> str:
-    """Return the Markdown card of the model in `file`; `about` is the file's metadata."""
+def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path, content: bytes) -> str:
+    """Return the Markdown card of the model in `file`; `about` is its metadata, `content` what it holds."""
     experiment = trained.experiment
     name = cell(about["client"])
     settings = experiment.model_copy(update={"dataset": about["dataset"]})
     return "\n".join(
         [
-            f"# {file.name}: the personalised model of {name}",
+            f"# {cell(file.name)}: the personalised model of {name}",
             "",
             f"Trained with Orchard {about['orchard']} by {trained.clients} clients together, with the "
             f"method `{about['method']}`. It is the model that {name} would use, for data like its own.",
@@ -74,7 +74,7 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path) -> s
             "The figures hold for data like this client's test data, and for nothing else. It has not been examined as "
             "a medical device, nor for fairness between groups of people.",
             "",
-            f"SHA-256 of the file: `{hashlib.sha256(file.read_bytes()).hexdigest()}`",
+            f"SHA-256 of the file: `{hashlib.sha256(content).hexdigest()}`",
             "",
         ]
     )
@@ -96,7 +96,7 @@ def _figures(trained: TrainedModel) -> list[str]:
 def _data(trained: TrainedModel) -> list[str]:
     experiment, counts = trained.experiment, trained.counts
     name = Path(experiment.dataset).name
-    lines = [f"`{name}`, partition `{experiment.partition.name}`. This client's {trained.task.counted}:", ""]
+    lines = [f"{cell(name)}, partition `{experiment.partition.name}`. This client's {trained.task.counted}:", ""]
     lines += ["| | train | validation | test |", "|---|---|---|---|"]
     for k, label in enumerate(trained.task.classes):
         row = [str(counts[part][k]) for part in ("train", "validation", "test")]
@@ -119,7 +119,7 @@ def _use(about: Mapping[str, Any], file: Path) -> list[str]:
         *_preparation(about),
         f"- Output: {OUTPUTS[about['task']]}: {classes}.",
         *_scale(about),
-        f"- Architecture: `{about['model']}`.",
+        f"- Architecture: {cell(about['model'])}.",
     ]
 
 

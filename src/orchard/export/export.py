@@ -24,10 +24,10 @@ from orchard.errors import UserError
 from orchard.export.by_class import has_classes
 from orchard.export.card import model_card
 from orchard.export.trained_model import Choice, TrainedModel
-from orchard.runs.files import write_durably
 from orchard.runs.folder import RunFolder
 from orchard.runs.joining import Joined
 from orchard.runs.result import Result
+from orchard.whole import replacing
 
 ABOUT = "orchard"
 """The key of Orchard's metadata in an exported file."""
@@ -87,8 +87,10 @@ def write_model(trained: TrainedModel, to: Path) -> Path:
     content = packed(module, example, about)
     card = to.with_name(f"{to.name}.md")
     try:
-        write_durably(to, content)
-        write_durably(card, model_card(trained, about, to))
+        with replacing(card) as described, replacing(to) as written:
+            written.write_bytes(content)
+            described.write_text(model_card(trained, about, to, content), "utf-8")
+            card.unlink(missing_ok=True)  # there is never a new model beside an old card
     except OSError as error:
         raise UserError(f"{to}: cannot be written: {error.strerror or error}") from None
     return card

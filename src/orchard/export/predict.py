@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from orchard.core.evaluation import evaluation_batch
 from orchard.core.models import MODELS, build
+from orchard.core.vector import check_vectorisable
 from orchard.data.axes import Layout
 from orchard.data.folders import images_below, is_ordinary
 from orchard.data.heart import with_features
@@ -37,7 +38,7 @@ from orchard.runs.files import Damaged, check_format, read_tensors
 from orchard.tasks.classification import Classification
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Measures, Task
-from orchard.text import readable
+from orchard.text import no_formula, readable
 
 ARRAYS = (("x", "y"), ("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels"))
 """Names of the samples and their optional labels in an `.npz`; the first pair whose samples are there is used."""
@@ -151,7 +152,7 @@ def _from_safetensors(file: Path, model: str | None) -> Predictor:
             buffer.copy_(tensors[key])
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file}: does not fit the network {name!r}: {error}") from None
-    dtype = next(p.dtype for p in module.parameters())
+    dtype = next(iter(check_vectorisable(module).values())).dtype
     outputs = torch.inference_mode()(lambda x: module(x.to(dtype)))
     return Predictor(task, shape, outputs, about.layout, about.preparation, about.images)
 
@@ -307,14 +308,14 @@ def predict(
     if masks and predictor.task.name != "segmentation":
         raise UserError(f"--masks {masks}: this model is for {predictor.task.name}, which makes none")
     writer, task = csv.writer(to, lineterminator="\n"), predictor.task
-    writer.writerow(["sample", *task.headings()])
+    writer.writerow(map(no_formula, ["sample", *task.headings()]))
     count, known, written = 0, list[tuple[Tensor, Tensor]](), set[str]()
     for batch in samples:
         outputs = predictor.outputs(batch.x)
         if masks:
             _write_masks(outputs, batch, predictor.images, masks, written)
         for name, row in zip(batch.names, task.predictions(outputs, batch.y), strict=True):
-            writer.writerow([name, *row])
+            writer.writerow(map(no_formula, [name, *row]))
         if batch.y is not None:
             known.append((outputs, batch.y))
         count += len(outputs)

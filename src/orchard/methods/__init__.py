@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchard.errors import UserError
     from orchard.experiment import Experiment
     from orchard.method import MethodSettings, Moment, Traffic
-    from orchard.methods.fedavg import Averaging, AveragingServer, FedAvgClient, weighted_mean
+    from orchard.methods.fedavg import Averaging, AveragingServer, FedAvgClient, average_of, weighted_mean
     from orchard.methods.fedper import Partial, PartialClient
     from orchard.methods.limits import check_budget, check_convergence
     from orchard.methods.registry import all_methods, method_settings
@@ -59,6 +59,7 @@ __all__ = [
     "UserError",
     "Vectors",
     "all_methods",
+    "average_of",
     "check_budget",
     "check_convergence",
     "check_finite",
@@ -93,7 +94,7 @@ _HOMES = {
     "orchard.errors": ("UserError",),
     "orchard.experiment": ("Experiment",),
     "orchard.method": ("MethodSettings", "Moment", "Traffic"),
-    "orchard.methods.fedavg": ("Averaging", "AveragingServer", "FedAvgClient", "weighted_mean"),
+    "orchard.methods.fedavg": ("Averaging", "AveragingServer", "FedAvgClient", "average_of", "weighted_mean"),
     "orchard.methods.fedper": ("Partial", "PartialClient"),
     "orchard.methods.limits": ("check_budget", "check_convergence"),
     "orchard.methods.registry": ("all_methods", "method_settings"),

@@ -23,7 +23,8 @@ hundredth of a plain step for p_ii = 0.1: with `steps = "full"` w_i steps on g.
 With a budget M < N−1 a client downloads M cores per round: first those it never had (ties at random), then
 others drawn without replacement with weights b^|p_ij|, b = max(1.5, r·M/N). Of the rest it keeps its last copies.
 
-The defaults are the paper's for MNIST, practical split.
+The defaults are the paper's for MNIST, practical split. In an experiment with `robust = true` cores that spoil w^p on
+the client's validation data count as zero for a round (see `screening.py`).
 """
 
 import math
@@ -41,6 +42,7 @@ from orchard.core.training import ClientContext, MomentumSGD, check_finite, grad
 from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Traffic
 from orchard.methods.limits import check_budget, check_convergence
+from orchard.methods.screening import spoilers
 from orchard.randomness import generator
 
 
@@ -52,6 +54,7 @@ def core_of(client: int) -> str:
 class Apple(MethodSettings):
     """Each client learns how much of every other client's core to mix into its own model."""
 
+    withstands: ClassVar[bool] = True
     travels: ClassVar[str] = "the others' cores down (M of them with a budget), its core up"
     keeps: ClassVar[str] = "its directed relationships"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"relationship_lr": (1e-4, 1e-3, 1e-2), "mu": (0.01, 0.1, 1.0)}
@@ -111,6 +114,9 @@ class AppleClient(Client):
         self.others = [j for j in range(federation.clients) if j != index]
         self.copies: list[Tensor | None] = [None] * federation.clients
         self.downloaded: frozenset[int] = frozenset()
+        self.left_out: list[int] = []
+        if self.experiment.robust:
+            self.state_keys = (*self.state_keys, "left_out")
         if settings.budget is None:  # all cores are downloaded every round
             self.round_keys = ("copies",)
         else:
@@ -143,6 +149,15 @@ class AppleClient(Client):
             raise ValueError("the download lacks core models that were asked for")
         if self.settings.budget is not None:
             self.downloaded |= {j for j in self.others if core_of(j) in download.vectors}
+        if self.experiment.robust:
+            self._leave_out(context)
+
+    def _leave_out(self, context: ClientContext) -> None:
+        """Let cores that spoil the mixture count as zero in this round."""
+        cores = [self.core if copy is None else copy for copy in self.copies]
+        self.left_out = spoilers(context, self.relationships, cores, self.index)
+        nothing = torch.zeros_like(self.core)
+        self.copies = [nothing if j in self.left_out else copy for j, copy in enumerate(self.copies)]
 
     def train(self, context: ClientContext, round: int) -> float:
         """Train the core and the relationships together."""
@@ -188,8 +203,9 @@ class AppleClient(Client):
         return {"core": self.core}
 
     def diagnostics(self) -> Diagnostics:
-        """Return p_i, which only a simulation sees."""
-        return {"relationships": self.relationships.tolist()}
+        """Return p_i, which only a simulation sees, and whose cores were left out."""
+        left_out = {"left_out": [float(j in self.left_out) for j in range(len(self.copies))]}
+        return {"relationships": self.relationships.tolist(), **(left_out if self.experiment.robust else {})}
 
 
 class AppleServer(Server):

@@ -18,7 +18,7 @@ Fine-tuning uses the learning rate and the batches of the next round. With E_ft 
 local training, and is done once for both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,12 +30,14 @@ from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd
 from orchard.core.vector import Part
 from orchard.method import MethodSettings, Moment, Traffic
+from orchard.methods.robust import robust_mean
 
 
 class Averaging(MethodSettings):
     """What the family shares: clients train copies of one model, the server averages them."""
 
     travels: ClassVar[str] = "a model, each way"
+    withstands: ClassVar[bool] = True
 
     def traffic(self, federation: Federation) -> Traffic:
         """Let one model travel each way."""
@@ -143,7 +145,7 @@ class AveragingServer(Server):
     state_keys: tuple[str, ...] = ("model",)
 
     def __init__(self, federation: Federation, name: str = "model", part: Part | None = None) -> None:
-        self.name, self.samples = name, federation.samples
+        self.name, self.samples, self.average = name, federation.samples, average_of(federation)
         self.model = federation.initial_model() if part is None else part.of(federation.initial_model())
 
     def send(self, client: int, selected: Sequence[str]) -> Vectors:
@@ -152,7 +154,16 @@ class AveragingServer(Server):
 
     def aggregate(self, uploads: Mapping[int, Vectors]) -> None:
         """Average the uploads, weighted by the clients' numbers of samples."""
-        self.model = weighted_mean({i: upload[self.name] for i, upload in uploads.items()}, self.samples)
+        self.model = self.average({i: upload[self.name] for i, upload in uploads.items()}, self.samples)
+
+
+Average = Callable[[Mapping[int, Tensor], Sequence[int]], Tensor]
+"""Takes vectors by client and the clients' numbers of samples."""
+
+
+def average_of(federation: Federation) -> Average:
+    """Return how a server averages: one that dishonest clients cannot move far, if the experiment asks for that."""
+    return robust_mean if federation.experiment.robust else weighted_mean
 
 
 def weighted_mean(vectors: Mapping[int, Tensor], samples: Sequence[int]) -> Tensor:

@@ -40,6 +40,7 @@ class FedDyn(Averaging):
     """FedAvg whose local losses are corrected until their minima agree with that of their sum."""
 
     moment: ClassVar[Moment] = "after_aggregation"
+    withstands: ClassVar[bool] = False  # its correction is the sum of all clients' terms
     keeps: ClassVar[str] = "its gradient term"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.001, 0.01, 0.1, 1.0)}
     name: Literal["feddyn"] = "feddyn"

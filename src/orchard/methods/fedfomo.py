@@ -42,6 +42,7 @@ def model_of(client: int) -> str:
 class FedFomo(MethodSettings):
     """Each client weighs the others' models by how much they lower its validation loss."""
 
+    withstands: ClassVar[bool] = True  # always: what raises the validation loss has no weight
     travels: ClassVar[str] = "the others' models down (M of them with a budget), its model up"
     keeps: ClassVar[str] = "its base, and whom it turns to"
     name: Literal["fedfomo"] = "fedfomo"

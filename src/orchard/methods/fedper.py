@@ -30,6 +30,7 @@ from orchard.methods.fedavg import AveragingServer, FedAvgClient
 class Partial(MethodSettings):
     """What the family shares: one part of the model is averaged, the rest stays with its client."""
 
+    withstands: ClassVar[bool] = True
     part: ClassVar[str] = "body"
     """What messages call the part that travels."""
 

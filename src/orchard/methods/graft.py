@@ -46,7 +46,7 @@ from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd
 from orchard.core.vector import cosines, products
 from orchard.method import MethodSettings, Moment, Traffic
-from orchard.methods.fedavg import weighted_mean
+from orchard.methods.fedavg import average_of
 
 if TYPE_CHECKING:
     from orchard.data.samples import Samples
@@ -59,6 +59,7 @@ class Graft(MethodSettings):
     """Each client starts from the average of all who do not work against it; Orchard's own, nothing to tune."""
 
     moment: ClassVar[Moment] = "after_aggregation"
+    withstands: ClassVar[bool] = True
     travels: ClassVar[str] = "the client's pool and who is in it down, its core up"
     keeps: ClassVar[str] = "how much of its own core it starts from"
     reveals: ClassVar[str] = (
@@ -150,7 +151,7 @@ class GraftServer(Server):
 
     def __init__(self, settings: Graft, federation: Federation) -> None:
         n = federation.clients
-        self.opposition, self.samples = settings.opposition, federation.samples
+        self.opposition, self.samples, self.average = settings.opposition, federation.samples, average_of(federation)
         self.cores = self.pools = [federation.initial_model()] * n
         self.trained = False
         self.missing = torch.zeros(n, dtype=torch.bool)
@@ -187,7 +188,7 @@ class GraftServer(Server):
 
     def _average(self, members: Tensor) -> Tensor:
         """Return the average of some clients' cores."""
-        return weighted_mean(dict(compress(enumerate(self.cores), members.tolist())), self.samples)
+        return self.average(dict(compress(enumerate(self.cores), members.tolist())), self.samples)
 
     def _weigh(self, seen: Tensor) -> None:
         """Add how those who were seen have left their pools, and decide anew who is pooled."""

@@ -19,6 +19,7 @@ class Separate(MethodSettings):
     """Every client trains alone."""
 
     keeps: ClassVar[str] = "its model"
+    withstands: ClassVar[bool] = True  # nothing of others reaches a client
     name: Literal["separate"] = "separate"
 
     def client(self, index: int, federation: Federation) -> "SeparateClient":

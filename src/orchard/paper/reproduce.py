@@ -12,10 +12,11 @@ from orchard.experiment import RunOptions
 from orchard.paper.protocol import OWN, Scale, SplitName, Table, base_experiment, contenders, published, row_labels
 from orchard.paper.tuning import tuned
 from orchard.runs.comparison import Spread
-from orchard.runs.files import to_json, write_durably
+from orchard.runs.files import to_json
 from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
 from orchard.runs.loop import Stop
 from orchard.text import nearest
+from orchard.whole import write_output
 
 MADE_WITH = ("orchard", "results_version", "git_commit", "python", "torch", "numpy", "system", "cpu", "cores", "device")
 
@@ -127,9 +128,9 @@ class Reproduction:
         flat = re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_durably(path, flat + "\n")
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+        write_output(path, flat + "\n")
         return path
 
     @classmethod

@@ -1,6 +1,7 @@
 """Draw how the data are distributed, in the paper's two views: where each class goes, and what each client holds."""
 
 import warnings
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from orchard.data.clients import DataDistribution
 from orchard.errors import UserError
 from orchard.text import shortened
+from orchard.whole import write_output
 
 FORMATS = (".png", ".svg", ".pdf")
 COLOURS = "Blues"
@@ -68,10 +70,9 @@ def draw_distribution(held: DataDistribution, title: str, file: Path) -> None:
         figure.suptitle(title, parse_math=False)
         for axes, view, width in zip(panels, views, widths, strict=True):
             _draw_shares(axes, view, width / len(view.columns), height / len(view.rows))
-        try:
-            figure.savefig(file, dpi=DPI)
-        except OSError as error:
-            raise UserError(f"{file}: cannot be written: {error.strerror}") from None
+        content = BytesIO()
+        figure.savefig(content, dpi=DPI, format=file.suffix[1:].lower())
+    write_output(file, content.getvalue())
 
 
 def fonts() -> list[str]:

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
@@ -24,6 +25,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.listing import found_runs
 from orchard.runs.result import mean_over_clients
 from orchard.text import shortened
+from orchard.whole import write_output
 
 Array = NDArray[np.float64]
 WIDTH = 7.0
@@ -108,7 +110,9 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
 def _save(figure: Figure, file: Path) -> Path:
     # No date, so that equal figures give equal files.
     dateless: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    figure.savefig(file, dpi=300, metadata=dateless.get(file.suffix))
+    content = BytesIO()
+    figure.savefig(content, dpi=300, format=file.suffix[1:], metadata=dateless.get(file.suffix))
+    write_output(file, content.getvalue())
     return file
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +25,8 @@ LOOPBACK = "127.0.0.1"
 CHANGING = ("federation.json", "metrics.jsonl", "summary.json")
 WATCHED_WITHIN = 5.0
 """A page counts as open if it asked for data within so many seconds."""
+REQUEST_SECONDS = 10.0
+"""A request that is not complete after so many seconds without a byte is dropped."""
 LAST_LOOK = 3.0
 """Seconds that the server waits for open pages to fetch the end of a run."""
 
@@ -82,6 +85,7 @@ class LiveHandler(BaseHTTPRequestHandler):
     """Answers a browser's requests."""
 
     server: LiveServer
+    timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
         """Send the page or its data; no data if the page already has the newest."""
@@ -139,13 +143,23 @@ def shown_live(run: Path, say: Callable[[str], None]) -> Iterator[None]:
             say(f"cannot serve the live page: {error.strerror}; the run goes on without it")
         else:
             say(f"live at {address}")
-            open_browser(address)
+            stack.enter_context(browser_at(address))
         yield
 
 
-def open_browser(address: str) -> None:
-    """Open a browser, if there is one, in its own process, so that it cannot delay the run or disturb its output."""
-    command = [sys.executable, "-m", "webbrowser", "-t", address]
+@contextmanager
+def browser_at(address: str) -> Iterator[None]:
+    """Open a browser, if there is one, in its own process, so that it cannot delay the run or disturb its output.
+
+    Everybody on a machine can read the arguments of its processes. So they name a file, which only this user can read,
+    and which leads to the address.
+    """
     nowhere = subprocess.DEVNULL
-    with suppress(OSError):
-        subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)  # noqa: S603
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder = stack.enter_context(TemporaryDirectory(prefix="orchard-", ignore_cleanup_errors=True))
+            leading = Path(folder) / "live.html"
+            leading.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">\n', "utf-8")
+            command = [sys.executable, "-m", "webbrowser", "-t", leading.as_uri()]
+            subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)  # noqa: S603
+        yield

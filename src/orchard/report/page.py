@@ -12,7 +12,6 @@ from string import Template
 from typing import Any
 
 from orchard import __version__
-from orchard.errors import UserError
 from orchard.report.content import contents_of
 from orchard.report.plain import WANTS_SCRIPT, plain
 from orchard.report.ranking import apart_from_alone, gain_in_cases, intervals, is_beyond_noise, ranking, uneven
@@ -21,6 +20,7 @@ from orchard.report.views import Content, MethodView
 from orchard.runs.folder import RunFolder
 from orchard.runs.listing import found_runs
 from orchard.tasks.task import Task
+from orchard.whole import write_output
 
 MEANINGS = {
     "classification": "Accuracy is the share of a silo's own test cases that its model gets right.",
@@ -48,10 +48,7 @@ def write_report(runs: Sequence[Path | str], output: Path | str) -> list[str]:
     """Write the page of these runs, or of those in folders of runs; return which are not shown, and why."""
     contents = contents_of([RunFolder(run) for run in found_runs(list(map(Path, runs)))])
     text = whole_page(contents)
-    try:
-        Path(output).write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    write_output(Path(output), text)
     return contents[0].left_out
 
 

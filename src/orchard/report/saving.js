@@ -53,9 +53,10 @@ function addLegend(picture, series) {
 
 const colourOf = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 
-// A chart leaves its data in `host.table`: the columns' names, then the rows.
+// A chart leaves its data in `host.table`: the columns' names, then the rows. No name becomes a spreadsheet's formula.
 function csvOf(host) {
-  const quoted = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const plain = (value) => (/^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : value);
+  const quoted = (value) => (/[",\n\r]/.test(value) ? `"${plain(value).replaceAll('"', '""')}"` : plain(value));
   return host.table.map((row) => row.map((value) => quoted(String(value ?? ""))).join(",") + "\n").join("");
 }
 

@@ -15,12 +15,13 @@ from orchard.core.vector import Model
 from orchard.data.clients import ClientData
 from orchard.data.samples import Samples
 from orchard.errors import UserError
-from orchard.runs.files import to_json, write_durably
+from orchard.runs.files import to_json
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.tasks.classification import Classification, confusion_matrix
 from orchard.tasks.multilabel import Multilabel
 from orchard.tasks.task import finite_rows
+from orchard.whole import write_durably
 
 FILE = "by_class.json"
 Rows = list[list[float | None]]

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from orchard.engines.offload import Offloader, content_name
-from orchard.runs.files import Damaged, check_format, read_tensors, sync, write_durably, write_tensors
+from orchard.runs.files import Damaged, check_format, read_tensors, write_tensors
+from orchard.whole import sync, write_durably
 
 FORMAT = 2
 KEPT = 2
@@ -48,7 +49,7 @@ def write_checkpoint(
     left = {path.stem for path in _newest_first(folder)}
     for file in folder.iterdir():
         ours = OWN_FILE.fullmatch(file.name)
-        if ours and ours[1] not in left and file.is_file():
+        if ours and ours[1] not in left and file.is_file() and not file.is_symlink():
             file.unlink()
     if offloader:
         offloader.needed = _offloaded(folder)

@@ -94,7 +94,7 @@ def probabilities_as_outputs(experiment: Experiment, data: FederatedData) -> str
     if experiment.model in MODELS or data.task.name == "regression":
         return ""
     network = _federation(experiment, data).network()
-    x = data.clients[0].train.x[:TRIED].to(network.vector)
+    x = data.clients[0].train.x[:TRIED].to(network.vector, copy=True)  # the network may write into it
     outputs = _outputs(network, x)
     head = network.layout.part([network.layout.last_layer()])
     network.vector.copy_(head.replaced(network.vector, 1000 * head.of(network.vector)))

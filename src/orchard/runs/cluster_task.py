@@ -14,9 +14,9 @@ from orchard.engines.pages import use_large_pages
 from orchard.engines.ray.packing import PackedData, unpack_data
 from orchard.errors import NoUsableCheckpoint, RunFailed, Stopped, UserError
 from orchard.experiment import Experiment, RunOptions
-from orchard.runs.files import write_durably
 from orchard.runs.result import Result
 from orchard.runs.run import resume, run
+from orchard.whole import write_durably
 
 Kind = Literal["finished", "failed", "stopped", "no checkpoint"]
 

@@ -11,17 +11,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import orchard
 from orchard.core.models import find_factory
 from orchard.engines.machine import processor
 from orchard.experiment import Experiment, RunOptions
 
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES")
+"""Variables that keep libraries from some of them."""
 RESULTS_VERSION = 2
 """Increase this by hand with every change that gives an experiment another result; the golden tests guard it.
 Only the version that began a run reuses it, or resumes it without a warning."""
 LIBRARIES = ("torch", "numpy", "safetensors")
-DECISIVE = ("orchard", "results_version", "own_code", "python", *LIBRARIES, "cpu", "device", "threads")
+DECISIVE = ("orchard", "results_version", "own_code", "python", *LIBRARIES, "cpu", "instructions", "device", "threads")
 """The entries that can change a result, if only its last bits."""
+LATER = ("instructions",)
+"""Those that folders of older runs may lack."""
 
 
 def environment(experiment: Experiment, options: RunOptions) -> dict[str, Any]:
@@ -36,6 +42,7 @@ def environment(experiment: Experiment, options: RunOptions) -> dict[str, Any]:
         **{library: version(library) for library in LIBRARIES},
         "system": platform.platform(),
         "cpu": processor(),
+        "instructions": _instructions(),
         "cores": os.cpu_count(),
         "engine": options.engine,
         "device": options.device,
@@ -88,3 +95,9 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
+
+
+def _instructions() -> str:
+    """Return which instructions of the processor are used: others give other last bits."""
+    limits = (f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ)
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *limits])

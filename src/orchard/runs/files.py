@@ -1,16 +1,20 @@
-"""Write files atomically, and read tensors without trusting the file."""
+"""Tensors in files, written whole and read without trusting the file; JSON; formats."""
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import re
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchard import __version__
 from orchard.errors import UserError
+from orchard.whole import replacing
+
+LARGEST = 1e300
+HUGE = re.compile(r"\d[eE]\+?\d{3}|\d{300}")
+"""What may be a larger number; without it, a text need not be parsed number by number, which takes twice as long."""
 
 if TYPE_CHECKING:  # a site that waits, and is asked how it is, needs no PyTorch
     from torch import Tensor
@@ -31,6 +35,20 @@ def check_format(found: object, mine: int, what: str, place: object) -> None:
         )
 
 
+def from_json(text: str | bytes) -> Any:
+    """Parse JSON as `to_json` writes it: with finite numbers only."""
+    text = text.decode() if isinstance(text, bytes) else text
+    careful: dict[str, Any] = {"parse_float": _number, "parse_int": _number} if HUGE.search(text) else {}
+    return json.loads(text, parse_constant=_number, **careful)
+
+
+def _number(text: str) -> float:
+    value: float = int(text) if text.lstrip("-").isdecimal() else float(text)
+    if not abs(value) < LARGEST:
+        raise ValueError(f"the number {text[:20]} is too large")
+    return value
+
+
 def to_json(content: object, **style: Any) -> str:
     """Return JSON; NaN and infinity become null, e.g. a mean over no clients."""
     return json.dumps(_defined(content), allow_nan=False, **style)
@@ -49,7 +67,7 @@ def _defined(value: Any) -> Any:
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", about: Mapping[str, str] | None = None) -> None:
     """Write tensors and metadata atomically, and wait for the disk."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         save_tensors(temporary, tensors, about)
 
 
@@ -84,34 +102,3 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise Damaged(f"{path}: cannot be read: {error}") from None
-
-
-def write_durably(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, and wait for the disk."""
-    with _replacing(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name to write to; then sync the file and rename it."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    with suppress(PermissionError):  # some systems cannot open folders, and need not sync them
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

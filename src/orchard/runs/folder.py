@@ -5,7 +5,6 @@
 `models/`. The text files are readable without Orchard. Only one process at a time writes a folder.
 """
 
-import json
 import os
 import platform
 import re
@@ -26,10 +25,11 @@ from orchard.engines.offload import Offloader
 from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment, RunOptions, load_definition, to_toml
 from orchard.runs.checkpoints import delete_newer, read_newest, write_checkpoint
-from orchard.runs.files import check_format, sync, to_json, write_durably
+from orchard.runs.files import check_format, from_json, to_json
 from orchard.runs.metrics import Round
 from orchard.runs.model_store import ModelStore
 from orchard.runs.result import Result
+from orchard.whole import sync, write_durably
 
 FORMAT = 3
 CHECKPOINT_SHARE = 0.02
@@ -37,6 +37,9 @@ CHECKPOINT_SHARE = 0.02
 WAITING = "waiting.json"
 PATIENCE = 1.0
 """Seconds to wait for a lock: another process may take it for a moment to check whether it is free."""
+
+PRIVATE = 0o700
+"""A run's folder holds models and relationships, which are not for other users of the machine."""
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
@@ -62,7 +65,7 @@ def new_folder(root: Path, experiment: Experiment) -> Iterator[Path]:
 def _made(folder: Path) -> bool:
     """Make a folder; return False if its name is taken."""
     try:
-        folder.mkdir()
+        folder.mkdir(mode=PRIVATE)
     except FileExistsError:
         return False
     return True
@@ -95,8 +98,8 @@ class RunFolder:
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file; an empty dictionary if there is none."""
         try:
-            content = json.loads((self.path / name).read_text("utf-8"))
-            if not isinstance(content, dict):
+            content = from_json((self.path / name).read_text("utf-8"))
+            if not isinstance(content, dict) or not _is_list_of_tables(content.get("resumed", [])):
                 raise ValueError("expected names and values")
         except FileNotFoundError:
             return {}
@@ -110,7 +113,7 @@ class RunFolder:
         rounds = []
         for number, line in enumerate(_lines(file)[:most]):
             try:
-                entry = Round.from_json(json.loads(line))
+                entry = Round.from_json(from_json(line))
                 if entry.round != number:
                     raise ValueError
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -169,6 +172,9 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[Self]:
         """Lock the folder for this process. The lock of a process that dies is released."""
+        for name in ("checkpoints", "models"):
+            if (self.path / name).is_symlink():  # what is deleted there might be another run's
+                raise UserError(f"{self.path / name}: is a link; put the whole folder of the run where it leads to")
         try:
             lock = FileLock(self.path / ".lock", timeout=PATIENCE).acquire()
         except Timeout:
@@ -192,7 +198,7 @@ class RunFolder:
         self.models.discard_staged()
         self.write_experiment(result.experiment, options)
         self.write("environment.json", {"format": FORMAT, **about})
-        (self.path / "metrics.jsonl").write_bytes(b"")
+        write_durably(self.path / "metrics.jsonl", b"")
         self.write_federation(result)
 
     def write_federation(self, result: Result) -> None:
@@ -217,8 +223,8 @@ class RunFolder:
         delete_newer(self.path / "checkpoints", rounds + 1, self.offloader)
         self.models.discard_staged()
         file = self.path / "metrics.jsonl"
-        file.touch()
-        os.truncate(file, sum(len(line) for line in _lines(file)[:rounds]))
+        # A new file: the old one may be linked from a backup (cp -al), which must not change.
+        write_durably(file, b"".join(_lines(file)[:rounds]))
 
     def checkpoint_is_due(self, rounds: int, experiment: Experiment, every: int | None) -> bool:
         """Tell whether to write a checkpoint after `rounds` rounds; always after the last, to be able to extend it."""
@@ -268,6 +274,10 @@ class RunFolder:
     def resume_hint(self) -> str:
         """Return a message on how to resume the run."""
         return f"what was saved is safe; go on with: orchard resume {shlex.quote(str(self.path))}"
+
+
+def _is_list_of_tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _lines(file: Path) -> list[bytes]:

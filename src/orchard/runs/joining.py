@@ -16,6 +16,7 @@ from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
 from orchard.core.evaluation import Scores, evaluate
 from orchard.core.federation import Federation
 from orchard.core.models import draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model
 from orchard.data.clients import ClientData, FederatedData
@@ -131,6 +132,7 @@ def _context(federation: Federation, data: FederatedData, newcomer: int) -> Clie
     network = federation.network()
     held = data.clients[0].to(network.vector)
     check_single_samples(network, federation.shape, federation.experiment, [held])
+    check_network(federation, [held])
     random_layers = draws_randomly(network, federation.shape)
     return ClientContext(newcomer, federation.experiment, held, network, random_layers, Stacker())
 

@@ -59,6 +59,8 @@ class Run:
     """What each client selects for the next round."""
     done: int = 0
     """Rounds that are done."""
+    data: str | None = None
+    """The fingerprint of all data, if they are in one place."""
 
     @property
     def experiment(self) -> Experiment:
@@ -123,8 +125,9 @@ def run_to_end(
     for r in range(run.done, run.experiment.rounds + 1):
         exchange = _exchange(run, r)
         failures = exchange.failures()
-        if len(exchange.updates) - len(failures) < run.engine.quorum:
-            raise TooFewAnswers(exchange, run.engine.quorum) from failures[0].error
+        needed = run.engine.quorum(failures)
+        if len(exchange.updates) - len(failures) < needed:
+            raise TooFewAnswers(exchange, needed) from failures[0].error
         finished = run.result.add(exchange)
         run.selected, run.done = exchange.selected, len(run.result.rounds)
         stopping = stop() and exchange.round < run.experiment.rounds
@@ -153,6 +156,7 @@ def _save(
         content = {
             "rounds": run.done,
             "experiment": resume_identity(run.experiment),
+            "data": run.data,
             "server": run.server.state(),
             "clients": run.engine.state(),
             "selected": run.selected,

@@ -67,6 +67,12 @@ class Round:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         """Read a line of `metrics.jsonl` back."""
+        if not all(isinstance(line[name], int | float) for name in ("round", "seconds")):
+            raise TypeError("round and seconds are numbers")
+        if not all(isinstance(n, int) for name in ("bytes_up", "bytes_down") for n in line[name]):
+            raise TypeError("bytes are whole numbers")
+        if not all(value is None or isinstance(value, int | float) for value in line["loss"]):
+            raise TypeError("losses are numbers")
         known = {field.name for field in fields(cls)}
         figures = {name: value for name, value in line.items() if name in known}
         nobody = [None] * len(line["loss"])
@@ -93,6 +99,8 @@ def _scores(columns: Mapping[str, Any]) -> list[Scores | None]:
         return [None] * len(columns["measured"])
     by_part = []
     for part in PARTS:
+        if not all(v is None or isinstance(v, int | float) for values in columns[part].values() for v in values):
+            raise TypeError("measures are numbers")
         rows = zip(*columns[part].values(), strict=True)
         by_part.append([dict(zip(columns[part], row, strict=True)) for row in rows])
     measured = columns.get("measured", [True] * len(by_part[0]))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from orchard.core.vector import Model
 from orchard.errors import UserError
-from orchard.runs.files import Damaged, read_tensors, save_tensors, sync
+from orchard.runs.files import Damaged, read_tensors, save_tensors
+from orchard.whole import sync
 
 VECTOR = "vector"
 

@@ -26,6 +26,7 @@ from orchard.runs.comparison import Spread
 from orchard.runs.grid import Grid, Measured, Watcher, parse_contender, run_grid
 from orchard.runs.loop import Stop
 from orchard.text import nearest
+from orchard.whole import write_output
 
 SMALL: Mapping[str, Any] = {"model": "small-cnn", "rounds": 25, "epochs": 2, "batch_size": 32, "lr": 0.02}
 DIGITS: Mapping[str, Any] = {**SMALL, "dataset": "digits", "clients": 8, "batch_size": 16}
@@ -106,7 +107,7 @@ class Panel:
 
     def write(self, path: Path) -> None:
         """Write a panel as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+        write_output(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Panel":

@@ -13,6 +13,7 @@ from torch import nn
 from orchard.core.contract import ClientUpdate, Failure
 from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
+from orchard.core.models import named
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution
 from orchard.data.tables.scaling import Moments
@@ -184,7 +185,8 @@ class Result:
     ) -> Array:
         """Return a measure, rounds × clients, NaN if undefined.
 
-        The default is the task's score (accuracy, AUROC, R² or Dice) at the method's own moment.
+        The default is the task's score (accuracy, AUROC, R² or Dice) at the method's own moment. Clients that never
+        trained have none, even if what others made was evaluated there in the end.
         """
         moment, measure = moment or self.experiment.method.moment, measure or self.task.score
         for name, value, known in (
@@ -194,11 +196,17 @@ class Result:
         ):
             if value not in known:
                 raise UserError(f"{name} = {value!r}: is none; {nearest(str(value), list(known))}")
+        left_out = set(self.never_trained())
         rows = [
-            [None if scores is None else getattr(scores, part)[measure] for scores in getattr(entry, moment)]
-            for entry in self.rounds
+            [None if scores is None or name in left_out else getattr(scores, part)[measure] for name, scores in pairs]
+            for pairs in (zip(self.distribution.clients, getattr(e, moment), strict=True) for e in self.rounds)
         ]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.federation.clients)  # None becomes NaN
+
+    def never_trained(self) -> list[str]:
+        """Return the clients that were absent, or failed, in every round; means are over the others."""
+        trained = zip(self.distribution.clients, zip(*(entry.loss for entry in self.rounds), strict=True), strict=False)
+        return [name for name, losses in trained if all(loss is None for loss in losses)]
 
     def figures(self, moment: Moment | None = None) -> Figures:
         """Return the figures at a moment, by default the method's own."""
@@ -282,7 +290,9 @@ class Result:
 
     def undefined_measures(self) -> dict[str, list[str]]:
         """Return the measures that are defined for some clients only, and for which not, at the best round."""
-        missing = {name: [c.name for c in self.clients if c.measures[name] is None] for name in self.task.measures}
+        absent = self.never_trained()
+        clients = [client for client in self.clients if client.name not in absent]
+        missing = {name: [c.name for c in clients if c.measures[name] is None] for name in self.task.measures}
         return {name: clients for name, clients in missing.items() if clients}
 
     def personalised(self, client: int | str) -> nn.Module:
@@ -321,21 +331,31 @@ class Result:
             "bytes_down": self.bytes_down,
             "clients": [asdict(client) for client in self.clients],
             "undefined_measures": self.undefined_measures(),
+            "never_trained": self.never_trained(),
         }
 
 
 def module_of(federation: Federation, model: Model) -> nn.Module:
     """Return a model as an ordinary module."""
     network, (vector, buffers) = federation.network(), model
+    theirs = {name: buffer.shape for name, buffer in buffers.items()}
+    if vector.shape != network.vector.shape or theirs != {name: b.shape for name, b in network.buffers().items()}:
+        name = named(federation.experiment.model)
+        raise UserError(f"model = {name!r}: is not the network that was trained; bring its code back as it was")
     network.vector.copy_(vector)
     network.load_buffers(buffers)
     return network.release()
 
 
 def mean_over_clients(scores: Array) -> Array:
-    """Return the mean over clients by round; NaN if one lacks a figure, unless that one never has any."""
-    ever = ~np.isnan(scores).all(axis=0)
-    means: Array = scores[:, ever].mean(axis=1) if ever.any() else np.full(len(scores), np.nan)
+    """Return the mean over clients by round; NaN if one lacks a figure.
+
+    Left out is who lacks more than half of the figures: one client that fails again and again, or is refused, must not
+    decide which round is best.
+    """
+    defined = ~np.isnan(scores)
+    counted = 2 * defined.sum(axis=0) >= defined.any(axis=1).sum()
+    means: Array = scores[:, counted].mean(axis=1) if counted.any() else np.full(len(scores), np.nan)
     return means
 
 

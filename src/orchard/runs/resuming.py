@@ -4,9 +4,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchard.data.clients import FINGERPRINT
 from orchard.errors import NoUsableCheckpoint, ResumeWarning, UserError
 from orchard.experiment import Experiment, RunOptions
-from orchard.runs.environment import DECISIVE, environment
+from orchard.runs.environment import DECISIVE, LATER, environment
 from orchard.runs.folder import FORMAT, RunFolder
 
 
@@ -37,6 +38,15 @@ def check_same_experiment(folder: RunFolder, experiment: Experiment, checkpoint:
         raise UserError(f"{folder.path}: has {checkpoint['rounds']} rounds already, not {experiment.rounds}")
 
 
+def check_same_data(folder: RunFolder, checkpoint: Mapping[str, Any], fingerprint: str) -> None:
+    """Raise if a checkpoint is of a run with other data, e.g. one that was copied here from another folder."""
+    if checkpoint.get("data", fingerprint) != fingerprint:
+        place = folder.path / "checkpoints"
+        raise UserError(
+            f"{place}: holds the checkpoints of a run with other data; bring its own back, or start a new run"
+        )
+
+
 def resume_identity(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that must match on resume. The data's content must match too; its path need not."""
     return {key: value for key, value in experiment.identity().items() if key not in ("dataset", "rounds")}
@@ -60,11 +70,16 @@ def check_environment(
         text = f"{folder.path / 'environment.json'}: is missing, so it is not known whether data and code are the same"
         warnings.warn(text, ResumeWarning, stacklevel=3)
         return {"format": FORMAT, **now, "data": fingerprint}
-    if then.get("data") != fingerprint:
+    if not str(then.get("data", "")).startswith(FINGERPRINT):
+        raise UserError(
+            f"{folder.path}: was begun by an Orchard that knew data by another fingerprint; start a new run"
+        )
+    if then["data"] != fingerprint:
         raise UserError(
             f"{folder.path}: the data are not those the run began with; bring them back, or start a new run"
         )
-    changed = [f"{what} ({then.get(what)}, now {now[what]})" for what in DECISIVE if then.get(what) != now[what]]
+    known = [what for what in DECISIVE if what in then or what not in LATER]
+    changed = [f"{what} ({then.get(what)}, now {now[what]})" for what in known if then.get(what) != now[what]]
     if changed:
         text = f"changed since the run began: {', '.join(changed)}; its result may differ, at least in its last bits"
         warnings.warn(text, ResumeWarning, stacklevel=3)

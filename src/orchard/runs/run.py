@@ -22,12 +22,12 @@ from orchard.experiment import Experiment, RunOptions, definition_of
 from orchard.methods.registry import all_methods
 from orchard.runs.by_class import write_by_class
 from orchard.runs.environment import environment
-from orchard.runs.folder import RunFolder
+from orchard.runs.folder import PRIVATE, RunFolder
 from orchard.runs.loop import Progress, Run, Stop, TooFewAnswers, new_run, restored_run, run_to_end
 from orchard.runs.metrics import Round
 from orchard.runs.progress import shown
 from orchard.runs.result import Result
-from orchard.runs.resuming import check_environment, check_same_experiment, usable_checkpoint
+from orchard.runs.resuming import check_environment, check_same_data, check_same_experiment, usable_checkpoint
 
 Data = object
 """Data handed over in one of the forms of `orchard.data.handed_over`, or data that is already loaded."""
@@ -62,7 +62,8 @@ def run(
         make_run_folder(folder.path)
         with folder.locked():
             check_unused(folder.path)  # again, now under the lock: another process may have used it
-            _create(run, folder, options, federated)
+            run.data = federated.fingerprint()
+            _create(run, folder, options)
             return _finished(run, folder, options, progress, stop, federated)
 
 
@@ -112,14 +113,17 @@ def resume(
         if checkpoint:
             check_same_experiment(folder, experiment, checkpoint)
         federated = load_data(experiment, data, options.data_dir)
+        fingerprint = federated.fingerprint()
         with _engine(experiment, federated, options, folder) as engine:
             begun = bool(checkpoint or folder.read("environment.json"))
-            about = check_environment(folder, experiment, options, federated.fingerprint()) if begun else {}
+            about = check_environment(folder, experiment, options, fingerprint) if begun else {}
             if checkpoint:
+                check_same_data(folder, checkpoint, fingerprint)
                 run = restored_run(experiment, engine, options, folder, checkpoint)
                 checkpoint = None  # otherwise its content stays in memory to the end of the run
             else:
                 run = new_run(experiment, engine, options)
+            run.data = fingerprint
             # Nothing is written before all checks are done. The summary is deleted first: a crash here leaves an
             # interrupted run, never a finished one of another length.
             with folder.on_disk():
@@ -130,7 +134,7 @@ def resume(
                     folder.write_federation(run.result)
                     folder.truncate(run.done - 1)
             if not run.done:
-                _create(run, folder, options, federated)
+                _create(run, folder, options)
             return _finished(run, folder, options, progress, stop, federated)
 
 
@@ -156,7 +160,7 @@ def load_data(experiment: Experiment, data: Data | None = None, data_dir: Path |
 def make_run_folder(path: Path) -> None:
     """Make a run's folder; raise if it is not empty."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(PRIVATE, parents=True, exist_ok=True)
         check_unused(path)
     except OSError as error:
         raise UserError(f"out = '{path}': cannot be used as a folder: {error.strerror}") from None
@@ -187,9 +191,9 @@ def _engine(
     return RayEngine(experiment, data, options, offloader)
 
 
-def _create(run: Run, folder: RunFolder, options: RunOptions, data: FederatedData) -> None:
+def _create(run: Run, folder: RunFolder, options: RunOptions) -> None:
     with folder.on_disk():
-        about = {**environment(run.experiment, options), "data": data.fingerprint()}
+        about = {**environment(run.experiment, options), "data": run.data}
         folder.create(run.result, options, about)
 
 

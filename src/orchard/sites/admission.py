@@ -20,9 +20,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.utils.identity_utils import IdentityVerifier, InvalidAsserterCert
 
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.sites.kit import storage_of, true_kit
 from orchard.sites.revocation import Revocations, at_server, fingerprint_of
+from orchard.whole import write_durably
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.sites.revocation import FILE, Revocations, Revoked, fingerprint_of
+from orchard.whole import write_durably
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.runs.run import make_run_folder
@@ -16,6 +15,7 @@ from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
 from orchard.sites.supervision import LOOKS_UNTIL_STUCK, POLL, SLOW, STATE, STOP, Say, Supervisor, attach_command
 from orchard.sites.waiting import Waiting
+from orchard.whole import write_durably
 
 
 def begin(plan: Plan, kit: Path, path: Path, say: Say) -> Result:

@@ -22,7 +22,14 @@ def engine_for(plan: Plan, present: list[str], carry: Carry) -> FlareEngine:
     """Return an engine whose clients are the sites of a plan."""
     agreed = plan.agreement
     invitation = Invitation(
-        plan.to_json(), plan.sites, plan.task, plan.min_sites, agreed.norm_bound, plan.shared_numbers
+        plan.to_json(),
+        plan.sites,
+        plan.task,
+        plan.min_sites,
+        agreed.norm_bound,
+        agreed.scale_bound,
+        agreed.samples,
+        plan.shared_numbers,
     )
     return FlareEngine(invitation, present, carry)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import NAME
 from orchard.sites.revocation import FILE as REVOKED
 from orchard.sites.revocation import FINGERPRINT, keep_newest, newest
 from orchard.sites.settings import SiteSettings, load_site
+from orchard.whole import write_durably
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -39,6 +39,13 @@ class Agreement(Settings):
     round_seconds: int = Field(default=3600, ge=1, description="how long a site may take over a round")
     patience_seconds: int = Field(default=600, ge=0, description="how long to wait for absent sites before a start")
     norm_bound: float = Field(default=100.0, gt=1, description="a model's norm, in those of an initial core")
+    scale_bound: float = Field(
+        default=10.0, gt=1, description="an upload's length, and its step, in medians of all sites' in the last rounds"
+    )
+
+    samples: dict[str, Annotated[int, Field(ge=1)]] | None = Field(
+        default=None, description="each site's training samples, if they are agreed; needed if one has more than half"
+    )
 
     @field_validator("classes")
     @classmethod
@@ -88,6 +95,9 @@ class Plan(Settings):
             raise ValueError("experiment.shift: the sites' data are as they are")
         if not isinstance(experiment.model, str):
             raise ValueError("experiment.model: must be named, since code does not travel")
+        agreed = self.agreement.samples
+        if agreed is not None and agreed.keys() != set(self.sites):
+            raise ValueError(f"agreement.samples: must name every site once: {', '.join(self.sites)}")
         if minimum is not None and minimum > len(self.sites):
             raise ValueError(f"agreement.min_sites = {minimum}: there are {len(self.sites)} sites")
         return self

@@ -65,6 +65,7 @@ def report(site_run: SiteRun) -> Iterator[str]:
             test, validation = (score.text(model["scores"][part][plan.task.score]) for part in ("test", "validation"))
             figures = f"test {score.title} {test}, validation {validation}"
             yield f"{what}: round {model['round'] + 1}, {figures}"
+    yield from _left_out(site_run)
     diagnostics = content["history"][-1]["diagnostics"]
     if "relationships" in diagnostics:
         alone = "" if plan.experiment.method.reveals else ", known here alone"
@@ -72,6 +73,18 @@ def report(site_run: SiteRun) -> Iterator[str]:
         for site, strength in zip(plan.sites, diagnostics["relationships"], strict=True):
             own = "  (this site)" if site == site_run.about["site"] else ""
             yield f"  {site:24} {strength:+.4f}{own}"
+
+
+def _left_out(site_run: SiteRun) -> Iterator[str]:
+    """Say whose models this site has left out, and in which rounds."""
+    by_round = [
+        entry["diagnostics"].get("left_out", [])
+        for entry in site_run.content["history"][: site_run.plan.experiment.rounds]
+    ]
+    for j, site in enumerate(site_run.plan.sites):
+        rounds = [str(r + 1) for r, flags in enumerate(by_round) if flags and flags[j]]
+        if rounds:
+            yield f"left out, since it made this site's model worse: {site}, in rounds {', '.join(rounds)}"
 
 
 def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError
 
 from orchard.errors import UserError
-from orchard.runs.files import write_durably
 from orchard.settings import Settings
 from orchard.sites.kit import storage_of
+from orchard.whole import write_durably
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -22,11 +22,11 @@ from orchard.data.statistics import (
 )
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import RunFailed, UserError
-from orchard.runs.files import write_durably
 from orchard.sites.connection import Connection, printable
 from orchard.sites.job import STATISTICS
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
+from orchard.whole import write_durably
 
 TOLD = "statistics.json"
 """The file in a site's records that says which data its statistics were about."""

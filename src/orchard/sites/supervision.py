@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from orchard.errors import RunFailed, Stopped
-from orchard.runs.files import write_durably
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.sites.connection import FINISHED, UNKNOWN, Connection, SiteStatus, printable
@@ -20,6 +19,7 @@ from orchard.sites.job import HEADER
 from orchard.sites.members import NOT_ACCEPTED
 from orchard.sites.plan import Plan
 from orchard.sites.waiting import Waiting
+from orchard.whole import write_durably
 
 Say = Callable[[str], None]
 

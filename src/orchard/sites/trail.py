@@ -17,8 +17,8 @@ from typing import Any
 from filelock import FileLock
 
 from orchard.errors import RunFailed, UserError
-from orchard.runs.files import sync
 from orchard.text import readable
+from orchard.whole import sync
 
 FILE = "sent.jsonl"
 """Its name in a site's records."""

@@ -17,6 +17,7 @@ from orchard import __version__
 from orchard.core.contract import Client, ClientUpdate, Download
 from orchard.core.federation import Federation
 from orchard.core.models import MODELS, draws_randomly
+from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model
 from orchard.data.clients import ClientData, FederatedData
@@ -275,6 +276,7 @@ def started(known: Enrolled, message: Message) -> Started:
     network = federation.network()
     held = mine.to(network.vector)
     check_single_samples(network, data.shape, experiment, [held])
+    check_network(federation, [held])
     context = ClientContext(known.index, experiment, held, network, draws_randomly(network, data.shape), Stacker())
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, context, (client.state(), network.buffers()))

@@ -26,6 +26,7 @@ from orchard.data.medical.scans import (
     is_dicom,
     known_spacing,
 )
+from orchard.data.readers import check_file
 from orchard.errors import DataWarning, UserError
 
 PALETTE_FIELDS = [
@@ -111,6 +112,7 @@ def _reading(path: Path) -> Iterator[None]:
 
     This concerns all threads, so one reads at a time.
     """
+    check_file(path)
     logger = logging.getLogger("pydicom")
     with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,7 +140,9 @@ def _frames(dataset: Dataset, path: Path) -> list[Slice]:
     if "PixelData" not in dataset:
         raise UserError(f"{path}: holds no pixels; it is no image, or it is cut short")
     count = int(dataset.get("NumberOfFrames") or 1)
-    check_size(count * int(dataset.Rows) * int(dataset.Columns), path)
+    voxels = count * int(dataset.Rows) * int(dataset.Columns)
+    check_size(voxels, path)
+    check_file(path, 2 * voxels)
     stored, kind = _decoded(dataset, path)
     stored = stored[None] if count == 1 else stored
     return [_slice(dataset, k if count > 1 else None, stored[k], kind, path) for k in range(count)]

@@ -6,6 +6,7 @@ images are turned to the standard axes: their masks are NIfTI too. Volumes are a
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,11 @@ from orchard.data.medical.scans import (
     read_label_map,
     read_pair,
 )
+from orchard.data.readers import check_file
 from orchard.data.samples import Samples, decoded
 from orchard.errors import UserError
 from orchard.tasks.segmentation import Segmentation
+from orchard.whole import write_output
 
 Pair = tuple[Path, Path]
 UNKNOWN = np.eye(4)[[2, 1, 0, 3]]
@@ -128,6 +131,7 @@ def _mask(image: Path, mask: Path, size: int) -> NDArray[np.int64]:
 def _sides(file: Path) -> tuple[int, int]:
     """Return the height and width of a picture, as it is to be shown."""
     try:
+        check_file(file)
         with Image.open(file) as opened:
             width, height = opened.size
             turned = opened.getexif().get(ORIENTATION) in TURNED
@@ -149,13 +153,12 @@ def write_mask(labels: NDArray[np.int64], image: Path, settings: MedicalSettings
         labels, scan = labels_for(image, settings, labels)
         affine = UNKNOWN if scan.affine is None and labels.ndim == 3 else scan.affine
     file = folder / f"{stem(image)}{'.png' if affine is None else '.nii.gz'}"
-    try:
-        if affine is None:
-            Image.fromarray(labels.astype(np.uint8)).save(file)
-        else:
-            from orchard.data.medical.nifti import write_labels
+    if affine is None:
+        content = BytesIO()
+        Image.fromarray(labels.astype(np.uint8)).save(content, "PNG")
+        write_output(file, content.getvalue())
+    else:
+        from orchard.data.medical.nifti import nifti_of
 
-            write_labels(file, labels, affine)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written: {error.strerror or error}") from None
+        write_output(file, nifti_of(labels, affine))
     return file

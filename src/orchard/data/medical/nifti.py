@@ -11,6 +11,7 @@ from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
 from orchard.data.medical.scans import Affine, Scan, Values, check_size, in_standard_axes, known_spacing
+from orchard.data.readers import check_file
 from orchard.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -56,6 +57,7 @@ def _read(file: IO[bytes] | gzip.GzipFile, path: Path, most_bytes: int) -> Scan:
         raise UserError(f"{path}: cannot be read as NIfTI: its header is damaged")
     if offset + length > most_bytes:
         raise UserError(f"{path}: holds less than its header tells of; it is damaged or cut short")
+    check_file(path, length)
     file.seek(offset)
     content = file.read(length)
     file.read(1)  # at the end, gzip compares its checksum
@@ -104,8 +106,8 @@ def _image(scan: Scan) -> Scan:
     return Scan(np.squeeze(scan.values, axis), spacing, affine=affine)
 
 
-def write_labels(path: Path, labels: NDArray[np.int64], affine: Affine) -> None:
-    """Write labels, h×w or slices×h×w, where a scan's affine says that they lie; columns are the file's first axis."""
+def nifti_of(labels: NDArray[np.int64], affine: Affine) -> bytes:
+    """Return a `.nii.gz` of labels, h×w or slices×h×w, that lie where a scan's affine says; columns come first."""
     axes = (2, 1, 0) if labels.ndim == 3 else (1, 0, 2)
     stored = labels.astype(np.uint8).reshape((*labels.shape, 1)[:3]).transpose(axes)
-    Nifti1Image(stored, TO_DICOM @ affine[:, [*axes, 3]]).to_filename(path)
+    return gzip.compress(Nifti1Image(stored, TO_DICOM @ affine[:, [*axes, 3]]).to_bytes(), mtime=0)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import Field, model_validator
 
+from orchard.data.readers import check_file
 from orchard.errors import UserError
 from orchard.settings import Settings
 
@@ -240,6 +241,7 @@ def _picture(path: Path) -> Scan:
     """Read a PNG of labels; in a palette, the numbers of its colours are the labels."""
     try:
         with Image.open(path, formats=["PNG"]) as opened:
+            check_file(path, opened.width * opened.height * len(opened.getbands()))
             image = ImageOps.exif_transpose(opened)
             if image.mode not in LABEL_MODES:
                 raise UserError(f"{path}: {NOT_LABELS}")

@@ -7,6 +7,7 @@ Nothing in a file is executed: no formula, no pickle.
 """
 
 import csv
+import hashlib
 import io
 import re
 from collections import Counter
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchard.data.readers import check_file
 from orchard.data.tables.columns import is_plain, plain_column
 from orchard.data.tables.settings import MISSING, is_number
 from orchard.errors import UserError
@@ -41,6 +43,8 @@ INDEX_COLUMN = re.compile(r"__index_level_\d+__")
 
 _KEPT: dict[tuple[object, ...], "DataFrame"] = {}
 """The table that was last read to be kept."""
+_DIGESTS: dict[tuple[object, ...], bytes] = {}
+"""The SHA-256 of every table's file that was read."""
 
 
 def read_table(path: Path, *, keep: bool = False) -> "DataFrame":
@@ -58,6 +62,11 @@ def read_table(path: Path, *, keep: bool = False) -> "DataFrame":
     return frame
 
 
+def digest_when_read(path: Path) -> bytes | None:
+    """Return the SHA-256 of a table's file if it has been read as it is now: it need not be read again for that."""
+    return _DIGESTS.get(_state(path))
+
+
 def _state(path: Path) -> tuple[object, ...]:
     """Return what tells whether a path is the same file with the same content."""
     try:
@@ -69,17 +78,19 @@ def _state(path: Path) -> tuple[object, ...]:
 
 def _read(path: Path) -> "DataFrame":
     need_pandas()
+    check_file(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    _DIGESTS[_state(path)] = hashlib.sha256(content).digest()
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: is not a table; expected a file that ends in {' or '.join(SUFFIXES)}")
     if not content:
         raise UserError(f"{path}: is empty")
-    return _read_parquet(content, str(path)) if path.suffix.lower() == ".parquet" else _read_csv(content, str(path))
+    return _read_parquet(content, path) if path.suffix.lower() == ".parquet" else _read_csv(content, str(path))
 
 
 def as_table(frame: "DataFrame", place: str, decimal_comma: bool = False) -> "DataFrame":
@@ -215,10 +226,11 @@ def _checked_lines(text: str, separator: str, place: str) -> list[str]:
     return names
 
 
-def _read_parquet(content: bytes, place: str) -> "DataFrame":
+def _read_parquet(content: bytes, path: Path) -> "DataFrame":
     import pyarrow as pa
     from pyarrow import parquet
 
+    place = str(path)
     try:
         file = parquet.ParquetFile(pa.BufferReader(content))
         fields = [field for field in file.schema_arrow if not INDEX_COLUMN.fullmatch(field.name)]
@@ -228,6 +240,7 @@ def _read_parquet(content: bytes, place: str) -> "DataFrame":
                 raise UserError(
                     f"{place}: the column {field.name!r} holds {field.type}; a table holds plain values only"
                 )
+        check_file(path, 8 * file.metadata.num_rows * len(fields))
         table = file.read([field.name for field in fields])
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{place}: is damaged or not a Parquet file: {shortened(str(error), 100)}") from None

@@ -27,6 +27,7 @@ from orchard.engines.flare.messages import (
     version_of,
 )
 from orchard.engines.memory import return_freed_memory
+from orchard.engines.scale import Scale
 from orchard.errors import RunFailed
 from orchard.tasks.task import Task
 
@@ -46,6 +47,9 @@ class Invitation:
     task: Task
     min_sites: int
     norm_bound: float
+    scale_bound: float
+    samples: Mapping[str, int] | None = None
+    """Each site's training samples, if they are agreed."""
     numbers: int = 0
     """How many columns of a table sites standardise together."""
 
@@ -60,7 +64,6 @@ class FlareEngine:
         self.reasons = {site: "absent" for site in self.sites if site not in self.present}
         """Why sites do not take part, by site."""
         self.enrolled: dict[str, Enrolment] = {}
-        self.quorum = invitation.min_sites
 
     def enrol(self) -> DataDistribution:
         """Ask every site for its samples by class; before the first round all sites must answer."""
@@ -69,6 +72,7 @@ class FlareEngine:
         shapes = {enrolment.shape for enrolment in self.enrolled.values()}
         if len(shapes) > 1:
             raise RunFailed(f"sites differ in the shape of samples: {sorted(shapes)}")
+        self._check_samples()
         known, task = [self.enrolled[site] for site in self.sites], self.invitation.task
         numbers = [enrolment.numbers for enrolment in known if enrolment.numbers]
         return DataDistribution(
@@ -81,6 +85,18 @@ class FlareEngine:
             scale=task.agreed([enrolment.moments for enrolment in known]).scale(),
             moments=merge(numbers).model_dump(mode="json") if numbers else None,
         )
+
+    def _check_samples(self) -> None:
+        """Raise if a site claims other numbers of samples than agreed, or more than all others without agreement."""
+        claims = {site: self.enrolled[site].samples["train"] for site in self.sites}
+        agreed = self.invitation.samples
+        for site, claim in claims.items():
+            if agreed is not None and claim != agreed[site]:
+                raise RunFailed(f"{site} claims {claim} training samples; agreed in [deploy] samples: {agreed[site]}")
+            if agreed is None and len(claims) > 2 and 2 * claim > sum(claims.values()):
+                said = ", ".join(f"{name} = {n}" for name, n in claims.items())
+                advice = f"if that is so, agree on it: [deploy] samples = {{{said}}}"
+                raise RunFailed(f"{site} claims {claim} training samples, more than all others together; {advice}")
 
     def _enrol_present(self) -> None:
         """Send the plan to the sites that are present; keep their enrolments."""
@@ -105,12 +121,13 @@ class FlareEngine:
     def start(self, federation: Federation) -> Selections:
         """Tell every site about the federation; return what each selects for the first round.
 
-        A resumed run has not enrolled its sites yet, and needs only `quorum` of them.
+        A resumed run has not enrolled its sites yet, and needs only `min_sites` of them.
         """
-        needed = len(self.sites) if self.enrolled else self.quorum
+        needed = len(self.sites) if self.enrolled else self.invitation.min_sites
         if not self.enrolled:
             self._enrol_present()
         self.bounds = Bounds.of(federation, self.invitation.norm_bound)
+        self.scale = Scale(federation, self.invitation.scale_bound, self.sites)
         self.rounds = federation.experiment.rounds
         message = {
             "what": "start",
@@ -131,11 +148,17 @@ class FlareEngine:
     def exchange(self, downloads: dict[int, Download]) -> dict[int, ClientUpdate | Failure]:
         """Send each site its download; a site without a valid answer fails this round, the others continue."""
         rounds = {i: download.round for i, download in downloads.items()}
+        sent = {i: download.vectors for i, download in downloads.items()}
         requests = self._requests(downloads)
         downloads.clear()
         answers = self._ask(requests)
         # Each message is dropped once it is unpacked: messages and vectors of all sites would take twice the memory.
-        return {i: self._update(self.sites[i], round, answers.pop(self.sites[i], None)) for i, round in rounds.items()}
+        updates = {i: self._update(self.sites[i], r, answers.pop(self.sites[i], None)) for i, r in rounds.items()}
+        return self.scale.checked(max(rounds.values(), default=0), sent, updates)
+
+    def quorum(self, failures: Sequence[Failure]) -> int:
+        """Return as many sites as agreed, however others failed."""
+        return self.invitation.min_sites
 
     def diagnostics(self) -> Sequence[Diagnostics]:
         """Return nothing: sites keep their private figures."""
@@ -146,11 +169,13 @@ class FlareEngine:
         return iter(())
 
     def state(self) -> list[dict[str, Any]]:
-        """Return nothing: sites have records of their own."""
-        return []
+        """Return what uploads are compared with; of the sites nothing, they have records of their own."""
+        return [self.scale.state()]
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing: sites restore themselves."""
+        """Take over what uploads are compared with; sites restore themselves."""
+        for state in states:
+            self.scale.restore(state)
 
     # --- Messages ---
 

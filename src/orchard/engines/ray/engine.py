@@ -7,7 +7,7 @@ from elsewhere.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from orchard.core.contract import ClientUpdate, Diagnostics, Download, Failure, Party, Server
 from orchard.core.federation import Federation
+from orchard.core.selftest import check_network
 from orchard.core.vector import Model
 from orchard.data.clients import DataDistribution, FederatedData
 from orchard.engines.engine import Selections
 from orchard.engines.guards import check_keys, tensors_in
+from orchard.engines.local import quorum_of
 from orchard.engines.memory import return_freed_memory, share
 from orchard.engines.offload import Offloader
 from orchard.engines.ray.cluster import join
@@ -64,6 +66,7 @@ class RayEngine:
         join(options.address)
         self.experiment, self.offloader = experiment, offloader
         self.distribution = data.distribution()
+        self._largest = max(data.clients, key=lambda client: len(client.train.y))
         self.placement = Placement(data, options)
         self.bytes_down: Counter[str] = Counter()
         self.bytes_up: Counter[str] = Counter()
@@ -84,10 +87,9 @@ class RayEngine:
         torch.set_num_threads(self._threads_before)
         self.placement.close()
 
-    @property
-    def quorum(self) -> int:
-        """All clients: one that fails would fail elsewhere, too; a lost node is another matter."""
-        return len(self.distribution.clients)
+    def quorum(self, failures: Sequence[Failure]) -> int:
+        """Return how many of all must answer, as with the local engine; a lost node is another matter."""
+        return quorum_of(len(self.distribution.clients), failures)
 
     def enrol(self) -> DataDistribution:
         """Return each client's samples by class."""
@@ -95,7 +97,9 @@ class RayEngine:
 
     def start(self, federation: Federation) -> Selections:
         """Make the clients on their nodes; return what each selects for the first round."""
-        buffers = federation.network().buffers()
+        network = federation.network()
+        check_network(federation, [self._largest.to(network.vector)])
+        buffers = network.buffers()
         for i in range(federation.clients):
             client = self.experiment.method.client(i, federation)
             check_keys(client)
@@ -115,7 +119,7 @@ class RayEngine:
         downloads.clear()
         updates: dict[int, ClientUpdate | Failure] = {}
         for i, answer in self._answers(self._sent, vectors).items():
-            updates[i] = answer if isinstance(answer, Failure) else self._taken(i, answer, vectors[i])
+            updates[i] = self._taken(i, answer, vectors[i])
         if self.offloader:
             self.offloader.tidy()
         return_freed_memory()
@@ -141,7 +145,7 @@ class RayEngine:
             known = self.kept[i].state_and_buffers["client"]
             if set(state["client"]) != set(known):
                 raise ValueError(f"a client has the state {sorted(known)}, not {sorted(state['client'])}")
-            self.kept[i] = Kept({"client": state["client"], "buffers": dict(state["buffers"])})
+            self.kept[i] = Kept(dict(state))
         now = {i: kept.state_and_buffers for i, kept in self.kept.items()}
 
         def restore(host: Placed) -> Any:
@@ -162,9 +166,9 @@ class RayEngine:
         arrays = {key: array if sizes[key] < SMALL else ray.put(array) for key, array in packed.items()}
         return Sent(number, places, arrays, sizes, {i: kept.state_and_buffers for i, kept in self.kept.items()})
 
-    def _answers(self, sent: Sent, clients: Iterable[int]) -> dict[int, Answer | Failure]:
+    def _answers(self, sent: Sent, clients: Iterable[int]) -> dict[int, Answer]:
         """Return the answers of clients; where a node is lost, repeat the round for its clients on others."""
-        answers: dict[int, Answer | Failure] = {}
+        answers: dict[int, Answer] = {}
         missing = set(clients)
         while asked := missing & sent.places.keys():
 
@@ -178,13 +182,13 @@ class RayEngine:
             for host, theirs in found.items():
                 answers |= theirs
                 missing -= theirs.keys()
-                self.bytes_up[host.slot.node] += sum(a.bytes() for a in theirs.values() if isinstance(a, Answer))
+                self.bytes_up[host.slot.node] += sum(answer.bytes() for answer in theirs.values())
             if lost:  # those who had answered already are again as they were before, and answer again
                 missing |= self.placement.replace(lost, sent.states, f"round {sent.round}")
         self.placement.losses = 0
         return answers
 
-    def _taken(self, i: int, answer: Answer, vectors: Mapping[str, Tensor]) -> ClientUpdate:
+    def _taken(self, i: int, answer: Answer, vectors: Mapping[str, Tensor]) -> ClientUpdate | Failure:
         """Keep what a client remembers now; return its update."""
         upload = {name: unpack(packed).clone() for name, packed in answer.upload.items()}
         before = tensors_in(self.kept[i].state_and_buffers)
@@ -194,7 +198,7 @@ class RayEngine:
         now = unpack_state(answer.state, known)
         self.kept[i] = Kept(self.offloader.offload(now, before) if self.offloader else now)
         self._diagnostics[i] = answer.diagnostics
-        return ClientUpdate(**{**vars(answer.update), "upload": upload})
+        return answer.update if isinstance(answer.update, Failure) else replace(answer.update, upload=upload)
 
     def _model(self, i: int) -> Any:
         """Return a client's model from its node; if that is lost, after its last round was repeated elsewhere."""

@@ -43,7 +43,7 @@ class Answer:
     Of the state only those tensors travel that the driver does not have: from before, as a download or as an upload.
     """
 
-    update: ClientUpdate
+    update: ClientUpdate | Failure
     upload: Mapping[str, Packed]
     state: PackedState
     diagnostics: Diagnostics
@@ -86,13 +86,11 @@ class Host:
     def restore(self, states: Mapping[int, PackedState]) -> None:
         """Restore clients."""
         for i, packed in states.items():
-            state = unpack_state(packed, {}, self.engine.device)
-            self.engine.clients[i].restore(state["client"])
-            self.engine.buffers[i] = state["buffers"]
+            self.engine.restore_client(i, unpack_state(packed, {}, self.engine.device))
 
     def round(
         self, number: int, places: Mapping[int, Mapping[str, Place]], arrays: Mapping[int, Any]
-    ) -> dict[int, Answer | Failure]:
+    ) -> dict[int, Answer]:
         """Run a round of some clients."""
         import ray
 
@@ -100,21 +98,19 @@ class Host:
         fetched = dict(zip(refs, ray.get(list(refs.values())), strict=True))
         vectors = vectors_at(places, {**arrays, **fetched}, self.engine.device)
         known: dict[int, dict[int, tuple[Hashable, ...]]] = {}
-        before = {i: tensors_in(self._state(i)) for i in places}
+        before = {i: tensors_in(self.engine.client_state(i)) for i in places}
         for i, mine in vectors.items():
             known[i] = {id(tensor): ("before", k) for k, tensor in enumerate(before[i])}
             known[i] |= {id(vector): ("download", name) for name, vector in mine.items()}
         updates = self.engine.exchange({i: Download(number, mine) for i, mine in vectors.items()})
-        answers: dict[int, Answer | Failure] = {}
+        answers: dict[int, Answer] = {}
         for i, update in updates.items():
-            if isinstance(update, Failure):
-                answers[i] = replace(update, error=_portable(update.error))
-                continue
-            client = self.engine.clients[i]
-            known[i] |= {id(vector): ("upload", name) for name, vector in update.upload.items()}
-            upload = {name: pack(vector) for name, vector in update.upload.items()}
-            state = pack_state(self._state(i), known[i])
-            answers[i] = Answer(replace(update, upload={}), upload, state, client.diagnostics())
+            client, upload = self.engine.clients[i], {} if isinstance(update, Failure) else update.upload
+            known[i] |= {id(vector): ("upload", name) for name, vector in upload.items()}
+            sent = {name: pack(vector) for name, vector in upload.items()}
+            state = pack_state(self.engine.client_state(i), known[i])
+            bare = _portable(update) if isinstance(update, Failure) else replace(update, upload={})
+            answers[i] = Answer(bare, sent, state, client.diagnostics())
             # Models that stay for long would fill the object store.
             vars(client).update(self.offloader.offload(client.state(), before[i]))
         self.offloader.tidy()
@@ -129,18 +125,16 @@ class Host:
         """Delete what is on this node's disk."""
         self._folder.cleanup()
 
-    def _state(self, client: int) -> dict[str, Any]:
-        return {"client": self.engine.clients[client].state(), "buffers": dict(self.engine.buffers[client])}
 
-
-def _portable(error: Exception | None) -> Exception | None:
-    """Return an error that arrives whole, with the traceback as a note."""
+def _portable(failure: Failure) -> Failure:
+    """Return a failure whose error arrives whole, with the traceback as a note."""
+    error = failure.error
     if error is None:
-        return None
+        return failure
     trace = "".join(traceback.format_exception(error))
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:
         copy = RuntimeError(f"{type(error).__name__}: {error}")
     copy.add_note(f"On the node:\n{trace}")
-    return copy
+    return replace(failure, error=copy)
