@@ -13,23 +13,30 @@ TOP = {"__init__", "errors", "experiment", "fields", "lazy", "method", "randomne
 ROOMS = {
     "tasks": set(),
     "data": {"tasks"},
-    "core": {"data", "tasks"},
+    "privacy": {"data", "tasks"},
+    "core": {"privacy", "data", "tasks"},
     "methods": {"core"},
-    "engines": {"core", "data", "tasks"},
-    "runs": {"engines", "methods", "core", "data", "tasks"},
-    "export": {"runs", "engines", "core", "data", "tasks"},
-    "sites": {"export", "runs", "engines", "methods", "core", "data", "tasks"},
-    "report": {"runs", "core", "data", "tasks"},
+    "engines": {"core", "privacy", "data", "tasks"},
+    "runs": {"engines", "methods", "core", "privacy", "data", "tasks"},
+    "export": {"runs", "engines", "core", "privacy", "data", "tasks"},
+    "audit": {"runs", "engines", "core", "privacy", "data", "tasks"},
+    "sites": {"export", "runs", "engines", "methods", "core", "privacy", "data", "tasks"},
+    "report": {"audit", "runs", "core", "data", "tasks"},
     "paper": {"runs", "methods", "core", "data"},
-    "cli": {"paper", "report", "sites", "export", "runs", "engines", "methods", "core", "data", "tasks"},
+    "cli": {
+        *("paper", "report", "sites", "audit", "export", "runs", "engines", "methods", "core", "privacy", "data"),
+        "tasks",
+    },
 }
 """A room may import itself, the files at the top, and these."""
 
 LOOKED_UP = {
     *("data.axes", "data.catalogue", "data.folders", "data.medical.scans", "data.owners", "data.partitions"),
     *("data.shifts", "data.tables.reading", "data.tables.settings", "data.tables.targets", "methods.registry"),
+    "privacy.settings",
 }
-"""An experiment names a dataset, a partition and a method: these are looked up when the names are read."""
+"""An experiment names a dataset, a partition and a method: these are looked up when the names are read. Its table
+`[privacy]` is checked by that room."""
 
 
 def imports_of(path: Path) -> set[str]:

@@ -10,12 +10,11 @@ from torch.nn import functional
 
 import orchard
 from helpers import SmallFederation, method, small_arrays, small_experiment
-from orchard.core import evaluation
+from orchard.core import evaluation, training
 from orchard.core.contract import Download
 from orchard.core.evaluation import mean_loss, outputs_of
 from orchard.core.vector import Network
 from orchard.data.samples import Samples
-from orchard.methods import fedfomo
 from orchard.methods.fedfomo import FedFomoClient, model_of
 
 
@@ -103,9 +102,9 @@ def test_stopping_at_what_is_worse_than_the_base_changes_no_bit(monkeypatch: pyt
     def in_full(network: Network, model: Tensor, samples: Samples, _limit: float = math.inf) -> float:
         return mean_loss(network, model, samples)
 
-    monkeypatch.setattr(fedfomo, "mean_loss", counted)
+    monkeypatch.setattr(training, "mean_loss", counted)
     quick = SmallFederation(method="fedfomo", rounds=6).run(6)
-    monkeypatch.setattr(fedfomo, "mean_loss", in_full)
+    monkeypatch.setattr(training, "mean_loss", in_full)
     slow = SmallFederation(method="fedfomo", rounds=6).run(6)
     assert stopped
     assert torch.equal(quick.models(), slow.models())
@@ -125,7 +124,7 @@ def test_the_losses_of_base_and_model_are_those_of_the_last_round(monkeypatch: p
         run += 1
         return mean_loss(network, model, samples, limit)
 
-    monkeypatch.setattr(fedfomo, "mean_loss", counted)
+    monkeypatch.setattr(training, "mean_loss", counted)
     federation.round(2)
     assert run == len(federation.clients) * (len(federation.clients) - 1)  # the others' models alone
 

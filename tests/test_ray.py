@@ -290,6 +290,12 @@ def test_errors_of_clients_are_named_as_with_the_local_engine(nodes: Cluster) ->
         small_run(small_arrays(), model=Holding, engine="ray", address=nodes.address)
 
 
+@pytest.mark.slow
+def test_private_training_gives_the_same_bits(nodes: Cluster) -> None:
+    settings: dict[str, Any] = {"method": "fedavg", "privacy": {"noise_multiplier": 1.0}}
+    assert same(small_run(**settings, engine="ray", address=nodes.address), small_run(**settings))
+
+
 class WildClient(AppleClient):
     def train(self, context: ClientContext, round: int) -> float:
         if round >= 1 and self.index == 2:

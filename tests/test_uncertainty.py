@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from orchard.runs.uncertainty import chance_of, wilson, within_noise
 

@@ -33,6 +33,7 @@ from orchard.data.shifts import Shift
 from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
+from orchard.privacy.settings import Privacy
 from orchard.settings import LaxPath, Settings, named, parsed_toml, read_toml, validated
 
 
@@ -90,6 +91,7 @@ class Experiment(Settings):
     )
     robust: bool = Field(default=False, description="withstand dishonest clients, at a price: see deploy.md")
     seed: int = Field(default=42, ge=0, lt=2**63, description="of initial models, batch order and choices of cores")
+    privacy: Privacy | None = Field(default=None, description="differential privacy for each record; none: without")
 
     @model_validator(mode="before")
     @classmethod
@@ -145,6 +147,10 @@ class Experiment(Settings):
     def volumes(self) -> bool:
         """Whether samples are volumes."""
         return self.images is not None and self.images.depth is not None
+
+    def batches(self, samples: int, epochs: int | None = None) -> int:
+        """Return how many batches some epochs have, by default the local ones."""
+        return (self.epochs if epochs is None else epochs) * -(-samples // self.batch_size)
 
     def learning_rate(self, round: int) -> float:
         """η1 in a round."""

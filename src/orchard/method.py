@@ -27,6 +27,19 @@ class Traffic:
     up: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Queries:
+    """What a client asks of its own data under privacy, in a round or in a whole run."""
+
+    batches: int
+    """Of the training data, as `run_epochs` yields them."""
+    gradients: int = 1
+    """Of each batch, at most."""
+    train_losses: int = 0
+    """Mean losses on the training data, by `context.loss`."""
+    validation_losses: int = 0
+
+
 class MethodSettings(Settings):
     """A method: its parameters, and the client and server made from them.
 
@@ -65,6 +78,13 @@ class MethodSettings(Settings):
     def traffic(self, federation: "Federation") -> Traffic:
         """Declare the vectors that travel; by default nothing does."""
         return Traffic()
+
+    def queries(self, experiment: "Experiment", samples: int, round: int) -> Queries:
+        """Say what a client with so many training samples asks of its data in a round, under privacy.
+
+        In the round after the last one it receives and fine-tunes, but does not train. A client that asks more fails.
+        """
+        return Queries(experiment.batches(samples) if round < experiment.rounds else 0)
 
     def client(self, index: int, federation: "Federation") -> "Client":
         """Make client `index`."""

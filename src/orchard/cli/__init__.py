@@ -17,6 +17,7 @@ from orchard.cli import (  # in the order of --help
     running,
     tuning,
     joining,
+    auditing,
     methods,
     panel,
     looking,
@@ -29,6 +30,7 @@ from orchard.cli import (  # in the order of --help
 
 __all__ = [
     "app",
+    "auditing",
     "data",
     "deploy",
     "joining",

@@ -150,6 +150,36 @@ def print_result(result: Result, folder: Path | None) -> None:
     """Print a table of clients and the run's key figures on standard output."""
     console = output()
     console.print(_table(result, console.width))
+    if result.figures_stay:
+        console.print("figures stay at the sites: each has `orchard site report`", markup=False)
+    else:
+        _print_figures(console, result)
+    summary = result.summary()
+    console.print(
+        f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''} in {summary['seconds']:.0f} s; "
+        f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
+    )
+    for note in [] if result.figures_stay else _notes(result):
+        console.print(note, soft_wrap=True)
+    for failure in _failures(result):
+        console.print(failure, soft_wrap=True, markup=False, style="yellow")
+    if folder:
+        console.print(f"kept in {folder}", soft_wrap=True, markup=False)
+
+
+def _notes(result: Result) -> Iterator[Text]:
+    """Yield what to know about the figures."""
+    if note := advice(result.experiment.method.name, result.bmcta, result.distribution):
+        yield Text(note, style="yellow")
+    if absent := result.never_trained():
+        yield Text(f"never trained: {', '.join(absent)}; all means are over the others", style="yellow")
+    for name, clients in result.undefined_measures().items():
+        title = result.task.measures[name].title
+        yield Text(f"no {title} for {', '.join(clients)}: too little to compare in the test data")
+
+
+def _print_figures(console: Console, result: Result) -> None:
+    """Print the best round, the last one, and the one that validation chooses."""
     figures = result.figures()
     best, last, selected = figures.best, figures.last, figures.validation_selected
     score = result.task.measures[result.task.score]
@@ -157,23 +187,6 @@ def print_result(result: Result, folder: Path | None) -> None:
     console.print(f"[bold]{score.best_mean()} {said}[/] {_when(best)} (best mean client test {score.title})")
     chosen = f"chosen by validation {score.text(selected.score, 2)} {_when(selected)}"
     console.print(f"last round {score.text(last.score, 2)}; {chosen}")
-    summary = result.summary()
-    console.print(
-        f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''} in {summary['seconds']:.0f} s; "
-        f"sent {_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
-    )
-    if note := advice(result.experiment.method.name, best.score, result.distribution):
-        console.print(note, soft_wrap=True, markup=False, style="yellow")
-    if absent := result.never_trained():
-        note = f"never trained: {', '.join(absent)}; all means are over the others"
-        console.print(note, soft_wrap=True, markup=False, style="yellow")
-    for name, clients in result.undefined_measures().items():
-        note = f"no {result.task.measures[name].title} for {', '.join(clients)}: too little to compare in the test data"
-        console.print(note, soft_wrap=True, markup=False)
-    for note in _failures(result):
-        console.print(note, soft_wrap=True, markup=False, style="yellow")
-    if folder:
-        console.print(f"kept in {folder}", soft_wrap=True, markup=False)
 
 
 def _failures(result: Result) -> Iterator[str]:

@@ -19,6 +19,7 @@ from orchard.data.shifts import ShiftSettings
 from orchard.data.tables.settings import TableSettings
 from orchard.experiment import Experiment, RunOptions
 from orchard.fields import Described, described
+from orchard.privacy.settings import Privacy
 from orchard.settings import Settings
 from orchard.sites.consortium import Consortium
 from orchard.sites.plan import Agreement
@@ -43,6 +44,7 @@ GROUPS: Sequence[tuple[str, str, type[Settings]]] = (
     ("[table]", "What each column of a table is for: see [data.md](data.md#tables).", TableSettings),
     ("[images]", "How DICOM and NIfTI files are read: see [data.md](data.md#medical-images).", MedicalSettings),
     ("[shift]", "How groups of clients differ: see [data.md](data.md#who-holds-what).", ShiftSettings),
+    ("[privacy]", "Differential privacy for each record: see [privacy.md](privacy.md).", Privacy),
     ("[deploy]", "What sites agree on, in the experiment's file: see [deploy.md](deploy.md).", Agreement),
     ("consortium.toml", "Who takes part, written by the coordinator: see [deploy.md](deploy.md).", Consortium),
     ("site.toml", "What a site decides for itself: see [deploy.md](deploy.md).", SiteSettings),

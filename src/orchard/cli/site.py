@@ -74,9 +74,12 @@ def export_site(
     to: Annotated[Path, typer.Option(help="The file: .safetensors, .pt2 or .onnx.")],
     run: Run = None,
     round: Annotated[
-        Literal["last", "validation"],
-        typer.Option("--round", help="The round that this site's validation data choose, or the last."),
-    ] = "validation",
+        Literal["last", "validation"] | None,
+        typer.Option(
+            "--round",
+            help="The last round, or the one that this site's validation data choose, as by default without privacy.",
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Export this site's personalised model, with a model card beside it."""

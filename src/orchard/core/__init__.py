@@ -1,4 +1,4 @@
 """What a round is made of: the contract, vectors, models, training and its measures.
 
-May import: data, tasks, and the files at the top.
+May import: privacy, data, tasks, and the files at the top.
 """

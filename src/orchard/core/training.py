@@ -1,16 +1,22 @@
 """Local training: the loop over epochs and batches, the gradient and the optimiser, written once for every method."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from orchard.core.evaluation import mean_loss, outputs_of
 from orchard.core.models import seeded_layers
 from orchard.core.vector import Network, Part, stack
 from orchard.data.clients import ClientData
 from orchard.experiment import Experiment
+from orchard.privacy.accounting import account_of
+from orchard.privacy.noise import Noise
+from orchard.privacy.private_round import PrivateRound, blind_loss
 from orchard.randomness import derived_seed, generator
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -35,13 +41,46 @@ class ClientContext:
     """Whether the network draws random numbers, as dropout does."""
     stacker: Callable[[Sequence[Tensor | None], Tensor], Tensor] = stack
     """How the engine puts models into one matrix."""
+    noise: Noise | None = None
+    """Where noise comes from under privacy; none: from the experiment's seed, as in simulations."""
+    private: PrivateRound | None = None
+    """Under privacy, the only way to the data, which are withheld."""
+
+    def guarded(self, round: int) -> "ClientContext":
+        """Return what a method may see in a round: everything, or under privacy all but the samples."""
+        privacy, samples = self.experiment.privacy, len(self.data.train.y)
+        if privacy is None:
+            return self
+        noise = self.noise or Noise.of_seed(self.experiment.seed, self.client)
+        queries = self.experiment.method.queries(self.experiment, samples, round)
+        account = account_of(self.experiment, samples)
+        private = PrivateRound(privacy, account, queries, noise.of(f"round {round}".encode()), self.data)
+        return replace(self, data=private.withheld(), private=private)
+
+    def loss(self, model: Tensor, part: Literal["train", "validation"], limit: float = math.inf) -> float:
+        """Return a model's mean loss on a part of the data, infinity if it is above a limit; noised under privacy."""
+        if self.private is None:
+            return mean_loss(self.network, model, getattr(self.data, part), limit)
+        samples = self.private.samples(part)
+        return self.private.loss(self.network.task, outputs_of(self.network, model, samples.x), samples.y, part)
 
     def stack(self, models: Sequence[Tensor | None]) -> Tensor:
         """Return models as the rows of one matrix, to read until the next call; the row of an absent one is finite."""
         return self.stacker(models, self.network.vector)
 
+    def guess_loss(self) -> float:
+        """Return the mean loss of a guess by the training targets' frequencies; under privacy of one without any."""
+        task = self.network.task
+        return task.guess_loss(self.data.train.y) if self.private is None else blind_loss(task)
+
     def batches(self, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield an epoch's batches; their order depends on (seed, client, round, epoch) and nothing else."""
+        """Yield an epoch's batches; their order depends on (seed, client, round, epoch) and nothing else.
+
+        Under privacy they are Poisson samples, new ones each time.
+        """
+        if self.private is not None:
+            yield from self.private.batches(self.experiment.batches(len(self.data.train.y), 1))
+            return
         x, y = self.data.train
         draw = generator(self.experiment.seed, "batches", self.client, round, epoch)
         order = torch.from_numpy(draw.permutation(len(y))).to(y.device)
@@ -81,8 +120,11 @@ def gradient(network: Network, x: Tensor, y: Tensor) -> Tensor:
     """Fill the network's gradient with that of the batch's mean loss, in training mode; return the loss.
 
     The loss is not finite if any part of the gradient is not, so that `run_epochs` notices at the right step.
+    Under privacy each sample's gradient is clipped, noise is added, and the loss is 0: a method does not see it.
     """
     network.module.train()
+    if network.private is not None:
+        return network.private.gradient(network, x, y)
     network.gradient.zero_()
     loss = network.task.loss(network.module(x), y)
     torch.autograd.backward(loss)

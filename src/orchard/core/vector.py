@@ -9,12 +9,17 @@ BatchNorm variances could be negative) and frozen parameters (equal everywhere a
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from orchard.tasks.classification import Classification
 from orchard.tasks.task import Task
+
+if TYPE_CHECKING:
+    from orchard.privacy.gradients import PerSample
+    from orchard.privacy.private_round import PrivateRound
 
 Model = tuple[Tensor, Mapping[str, Tensor]]
 """A model's vector, and the buffers of the client it belongs to."""
@@ -110,6 +115,10 @@ class Network:
             p.data = view
             p.grad = _shaped_like(p, self.gradient[piece])
         self.layout = Layout(slices)
+        self.private: PrivateRound | None = None
+        """The client's round under privacy, through which its gradients then go."""
+        self.per_sample: PerSample | None = None
+        """How gradients of single samples are found; None before they are first asked for."""
 
     def check_whole(self) -> None:
         """Raise if the module has other parameters or gradients by now than those in the two tensors."""

@@ -1,4 +1,4 @@
 """Engines carry messages between the server and its clients, and manage the memory of models.
 
-An engine knows nothing of methods. May import: core, data, tasks, and the files at the top.
+An engine knows nothing of methods. May import: core, privacy, data, tasks, and the files at the top.
 """

@@ -16,6 +16,8 @@ from orchard.engines.guards import StateGuard, tensors_in
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment, Traffic
+from orchard.privacy.accounting import account_of
+from orchard.privacy.models import check_private
 from orchard.randomness import derived_seed
 
 OnEvaluation = Callable[[Moment, Tensor], None]
@@ -37,9 +39,11 @@ def run_client_round(
     guard = StateGuard(client, download.vectors)
     seed = derived_seed(context.experiment.seed, "round", context.client, download.round)
     finished = False
+    seen = context.guarded(download.round)
     try:
+        context.network.private = seen.private
         with seeded_layers(seed) if context.random_layers else nullcontext():
-            update = _steps(client, context, download, on_evaluation)
+            update = _steps(client, context, seen, download, on_evaluation)
         guard.check()
         if download.round < context.experiment.rounds:
             _check_traffic(client, update, traffic)
@@ -48,38 +52,45 @@ def run_client_round(
             finished = True
         return update
     finally:
+        context.network.private = None
         if not finished:
             vars(client).clear()
             vars(client).update(guard.before)
 
 
-def _steps(client: Client, context: ClientContext, download: Download, on_evaluation: OnEvaluation) -> ClientUpdate:
+def _steps(
+    client: Client, context: ClientContext, seen: ClientContext, download: Download, on_evaluation: OnEvaluation
+) -> ClientUpdate:
+    """Take a round's steps; the client sees `seen`, which under privacy withholds its samples."""
     kind, own = type(client).__name__, context.experiment.method.moment
 
     def evaluated(moment: Moment, model: Tensor) -> Scores:
         _check_model(f"{kind}.{'finetune' if moment == 'after_finetuning' else 'personalised'}()", model, context)
         on_evaluation(moment, model)
         scores = evaluate(context, model)
-        client.on_evaluated(moment, scores)
+        if seen.private is None:  # else a method could learn from figures that have no noise
+            client.on_evaluated(moment, scores)
         return scores
 
-    client.receive(context, download)
+    client.receive(seen, download)
     after_aggregation = after_finetuning = None
     if download.round > 0:
         after_aggregation = evaluated("after_aggregation", client.personalised())
         with context.network.preserved_buffers():  # the fine-tuned copy is discarded, and its changes to them too
-            copy = client.finetune(context, download.round)
+            copy = client.finetune(seen, download.round)
             if copy is not None:
                 after_finetuning = evaluated("after_finetuning", copy)
             elif own == "after_finetuning":
                 raise TypeError(f"{kind}.finetune() returns None, but the method is evaluated after_finetuning")
     if download.round == context.experiment.rounds:
         return ClientUpdate({}, (), None, None, after_aggregation, after_finetuning)
-    loss = client.train(context, download.round)
+    loss = client.train(seen, download.round)
     if not isinstance(loss, float):
         raise TypeError(f"{kind}.train() must return the mean training loss as a float, not {loss!r}")
     if not math.isfinite(loss):
         raise NotFinite("the mean training loss is not finite")
+    if seen.private is not None:  # which the method has not seen
+        loss = seen.private.mean_loss
     after_training = evaluated("after_training", client.personalised())
     selected = tuple(client.select(download.round + 1))
     return ClientUpdate(client.upload(), selected, loss, after_training, after_aggregation, after_finetuning)
@@ -116,10 +127,15 @@ def _is_part_of(network: Network, tensor: Tensor) -> bool:
     return tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in own
 
 
-def check_single_samples(
+def check_training(
     network: Network, shape: tuple[int, ...], experiment: Experiment, clients: Sequence[ClientData]
 ) -> None:
-    """Raise if a last batch has one sample and the model, like one with BatchNorm, cannot train on it."""
+    """Raise if the model cannot be trained as it is to be: privately, or on a last batch of one sample."""
+    if experiment.privacy is not None:
+        check_private(network, shape)
+        for client in clients:
+            account_of(experiment, len(client.train.y))  # takes a second at first, and is then known
+        return
     size = experiment.batch_size
     alone = [client.name for client in clients if size == 1 or len(client.train.y) % size == 1]
     if alone and needs_two_samples(network, shape):

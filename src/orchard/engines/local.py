@@ -21,7 +21,7 @@ from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
 from orchard.data.clients import ClientData, DataDistribution, FederatedData
-from orchard.engines.client_round import OnEvaluation, check_single_samples, run_client_round
+from orchard.engines.client_round import OnEvaluation, check_training, run_client_round
 from orchard.engines.engine import Selections
 from orchard.engines.guards import check_keys, tensors_in
 from orchard.engines.machine import cores
@@ -92,7 +92,7 @@ class LocalEngine:
             check_keys(client)
         probe = federation.network()
         self.data |= {i: held.to(probe.vector) for i, held in data.items()}
-        check_single_samples(probe, federation.shape, self.experiment, [self.data[i] for i in made])
+        check_training(probe, federation.shape, self.experiment, [self.data[i] for i in made])
         self.clients |= made
         self.buffers |= {i: probe.buffers() for i in made}
         self.random_layers = draws_randomly(probe, federation.shape)

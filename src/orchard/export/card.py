@@ -13,6 +13,8 @@ from orchard.data.tables.encoding import HeartReading, Schema
 from orchard.experiment import to_toml
 from orchard.export.by_class import by_class, cell
 from orchard.export.trained_model import TrainedModel
+from orchard.privacy.accounting import account_of
+from orchard.privacy.statement import not_covered, promise
 
 RULES = {
     "best": "the round with the best mean test score of all clients. It was chosen on test data, so its figures "
@@ -36,6 +38,12 @@ OUTPUTS = {
 """What the network's outputs mean, by task."""
 
 
+NOT_TOLD = (
+    "Figures on this client's data are exact, and so they are left out: they are on no account of privacy. Those who "
+    "may see the data find them with `orchard site report`. The model is that of round {round} (counted from 0)."
+)
+
+
 def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path, content: bytes) -> str:
     """Return the Markdown card of the model in `file`; `about` is its metadata, `content` what it holds."""
     experiment = trained.experiment
@@ -50,11 +58,9 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path, cont
             "",
             "## How good it is",
             "",
-            *_figures(trained),
-            *by_class(trained),
+            *(_how_good(trained, about) if trained.told else [NOT_TOLD.format(round=about["round"])]),
             "",
-            f"All of these are of round {about['round']} (counted from 0): {RULES[about['chosen']]}.",
-            "",
+            *_privacy(trained),
             "## What it was trained on",
             "",
             *_data(trained),
@@ -80,6 +86,22 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path, cont
     )
 
 
+def _how_good(trained: TrainedModel, about: Mapping[str, Any]) -> list[str]:
+    chosen = f"All of these are of round {about['round']} (counted from 0): {RULES[about['chosen']]}."
+    return [*_figures(trained), *by_class(trained), "", chosen]
+
+
+def _privacy(trained: TrainedModel) -> list[str]:
+    """Return what is protected, against whom, and what is not."""
+    experiment = trained.experiment
+    if experiment.privacy is None:
+        return []
+    spent = account_of(experiment, trained.sizes["train"])
+    missing = not_covered(scaled=trained.task.scale() is not None or bool(trained.preparation), figures=trained.told)
+    lines = ["## What it says about single records", "", f"It has {promise(spent, experiment.privacy)}.", ""]
+    return [*lines, "Not covered are:", "", *(f"- {what};" for what in missing[:-1]), f"- {missing[-1]}.", ""]
+
+
 def _figures(trained: TrainedModel) -> list[str]:
     measures, scores = trained.task.measures, trained.scores
     titles = " | ".join(measure.title for measure in measures.values())
@@ -96,6 +118,9 @@ def _figures(trained: TrainedModel) -> list[str]:
 def _data(trained: TrainedModel) -> list[str]:
     experiment, counts = trained.experiment, trained.counts
     name = Path(experiment.dataset).name
+    if not trained.told:
+        held = ", ".join(f"{size} for {part}" for part, size in trained.sizes.items())
+        return [f"{cell(name)}: {held}. Licence of the data: known to those who brought them."]
     lines = [f"{cell(name)}, partition `{experiment.partition.name}`. This client's {trained.task.counted}:", ""]
     lines += ["| | train | validation | test |", "|---|---|---|---|"]
     for k, label in enumerate(trained.task.classes):

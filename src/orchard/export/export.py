@@ -57,7 +57,7 @@ def export_model(run: Path, client: str, to: Path, choice: Choice = "validation"
 
 def export_joined(joined: Joined, to: Path) -> Path:
     """Write the model of a newcomer to a finished run, and its card; return the card's path."""
-    data = joined.data
+    data, private = joined.data, joined.federation.experiment.privacy is not None
     preparations = data.preparations()
     trained = TrainedModel(
         federation=joined.federation,
@@ -67,9 +67,10 @@ def export_joined(joined: Joined, to: Path) -> Path:
         counts={part: rows[0] for part, rows in data.class_counts().items()},
         scores=joined.joined.scores,
         round=joined.joined.round,
-        choice="joined",
+        choice="last" if private else "joined",
         model=joined.joined.model,
         test=joined.client.test,
+        told=not private,
         preparation=preparations[0] if preparations else None,
     )
     return write_model(trained, to)

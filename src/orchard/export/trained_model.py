@@ -44,6 +44,9 @@ class TrainedModel:
     test: Samples | None = None
     """The client's test samples, if they are at hand and the card needs them."""
 
+    told: bool = True
+    """Whether the card may hold exact figures of the client's data: its classes, how well the model does on them."""
+
     @property
     def task(self) -> Task:
         """What the model predicts."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchard.core.vector import Layout, Network, Part
     from orchard.errors import UserError
     from orchard.experiment import Experiment
-    from orchard.method import MethodSettings, Moment, Traffic
+    from orchard.method import MethodSettings, Moment, Queries, Traffic
     from orchard.methods.fedavg import Averaging, AveragingServer, FedAvgClient, average_of, weighted_mean
     from orchard.methods.fedper import Partial, PartialClient
     from orchard.methods.limits import check_budget, check_convergence
@@ -53,6 +53,7 @@ __all__ = [
     "Part",
     "Partial",
     "PartialClient",
+    "Queries",
     "Scores",
     "Server",
     "Traffic",
@@ -93,7 +94,7 @@ _HOMES = {
     "orchard.core.vector": ("Layout", "Network", "Part"),
     "orchard.errors": ("UserError",),
     "orchard.experiment": ("Experiment",),
-    "orchard.method": ("MethodSettings", "Moment", "Traffic"),
+    "orchard.method": ("MethodSettings", "Moment", "Queries", "Traffic"),
     "orchard.methods.fedavg": ("Averaging", "AveragingServer", "FedAvgClient", "average_of", "weighted_mean"),
     "orchard.methods.fedper": ("Partial", "PartialClient"),
     "orchard.methods.limits": ("check_budget", "check_convergence"),

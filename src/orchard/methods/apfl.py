@@ -15,6 +15,7 @@ w is uploaded and averaged by n_i/n; v̄ is evaluated.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,6 +26,8 @@ from orchard.core.contract import Diagnostics
 from orchard.core.federation import Federation
 from orchard.core.models import repeated_draws
 from orchard.core.training import ClientContext, MomentumSGD, check_finite, gradient, run_epochs
+from orchard.experiment import Experiment
+from orchard.method import Queries
 from orchard.methods.fedavg import Averaging, FedAvgClient
 
 
@@ -42,6 +45,10 @@ class APFL(Averaging):
         if self.adaptive and self.alpha == 0:
             raise ValueError("alpha = 0: v = w at the start, so α would never move; choose a larger one")
         return self
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Count the gradients of both branches."""
+        return replace(super().queries(experiment, samples, round), gradients=2)
 
     def client(self, index: int, federation: Federation) -> "APFLClient":
         """Make a client."""

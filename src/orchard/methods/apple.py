@@ -71,6 +71,10 @@ class Apple(MethodSettings):
     def check(self, experiment: Experiment) -> None:
         """Raise if the budget is no limit, or if SGD diverges on the proximal term."""
         check_budget(self.budget, experiment)
+        if experiment.robust and experiment.privacy is not None:
+            raise ValueError(
+                "robust = true: leaves cores out by exact validation losses; [privacy] does not allow that"
+            )
         strength = self.relationship_lr * self.mu * self.proximal_weight(0, experiment.rounds)
         check_convergence("mu", self.mu, strength, "relationship_lr × mu", experiment)
 

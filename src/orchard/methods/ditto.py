@@ -10,6 +10,7 @@ w_i is uploaded; v_i is evaluated and never leaves the client. With λ = 0 it is
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from torch import Tensor
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd, pull
 from orchard.experiment import Experiment
+from orchard.method import Queries
 from orchard.methods.fedavg import Averaging, FedAvgClient
 from orchard.methods.limits import check_convergence
 
@@ -33,6 +35,11 @@ class Ditto(Averaging):
     def check(self, experiment: Experiment) -> None:
         """Raise if SGD diverges on the pull."""
         check_convergence("lam", self.lam, experiment.lr * self.lam, "lr × lam", experiment)
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Count both models' batches."""
+        asked = super().queries(experiment, samples, round)
+        return replace(asked, batches=2 * asked.batches)
 
     def client(self, index: int, federation: Federation) -> "DittoClient":
         """Make a client."""

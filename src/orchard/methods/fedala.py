@@ -11,8 +11,9 @@ J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedALA: Adaptive Lo
 θ_i is the client's model as last trained, θ the global one. W_i is 1 at first and never leaves the client. It is
 learned when θ arrives: the first time until the standard deviation of the last 10 epochs' losses is below 0.1, or 100
 epochs have passed; later for one epoch a round. A client that has not trained yet takes over θ. The part is s % of the
-training data, drawn each round and rounded up to whole batches, so that none is smaller than in training. A layer is a
-module that has parameters of its own. With W_i = 1 this is FedAvg-local; with W_i = 0 in all layers, Separate.
+training data, drawn each round and rounded up to whole batches, so that none is smaller than in training; under privacy
+it is all data, for one epoch in the first time too. A layer is a module that has parameters of its own. With W_i = 1
+this is FedAvg-local; with W_i = 0 in all layers, Separate.
 """
 
 import math
@@ -28,6 +29,8 @@ from torch import Tensor
 from orchard.core.contract import Download
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, gradient, run_epochs
+from orchard.experiment import Experiment
+from orchard.method import Queries
 from orchard.methods.fedavg import Averaging, FedAvgClient
 from orchard.randomness import generator
 
@@ -44,6 +47,11 @@ class FedALA(Averaging):
     layers: int = Field(default=1, ge=1, description="p, the last layers that have weights; if there are fewer, all")
     percent: float = Field(default=80.0, gt=0, le=100, description="s, how much of the training data W is learned on")
     weights_lr: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="η_W, the learning rate of W")
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add the epoch in which W is learned."""
+        asked = super().queries(experiment, samples, round)
+        return replace(asked, batches=asked.batches + (experiment.batches(samples, 1) if round else 0))
 
     def client(self, index: int, federation: Federation) -> "FedALAClient":
         """Make a client."""
@@ -88,7 +96,8 @@ class FedALAClient(FedAvgClient):
             return loss
 
         part, losses = self._part(context, round), list[float]()
-        for _ in range(MOST_EPOCHS if self.weights is None else 1):
+        # Under privacy nobody may look at the losses to see when to stop.
+        for _ in range(MOST_EPOCHS if self.weights is None and context.private is None else 1):
             losses.append(run_epochs(part, round, step, epochs=1))
             if len(losses) >= LAST_LOSSES and pstdev(losses[-LAST_LOSSES:]) < STILL:
                 break
@@ -96,6 +105,8 @@ class FedALAClient(FedAvgClient):
 
     def _part(self, context: ClientContext, round: int) -> ClientContext:
         """Return the context with a random part of the training data, of whole batches."""
+        if context.private is not None:
+            return context  # whose batches are random parts of all data
         train, batch = context.data.train, context.experiment.batch_size
         batches = math.ceil(len(train.y) * self.settings.percent / 100 / batch)
         draw = generator(context.experiment.seed, "fedala", context.client, round)

@@ -19,6 +19,7 @@ local training, and is done once for both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,7 +30,8 @@ from orchard.core.contract import Client, Download, Server, Vectors
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd
 from orchard.core.vector import Part
-from orchard.method import MethodSettings, Moment, Traffic
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Moment, Queries, Traffic
 from orchard.methods.robust import robust_mean
 
 
@@ -75,6 +77,13 @@ class FedAvgFT(Averaging):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"tuning_epochs": (None, 1)}
     name: Literal["fedavg-ft"] = "fedavg-ft"
     tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add fine-tuning; with E_ft = E it is the round's training."""
+        asked = super().queries(experiment, samples, round)
+        if round == 0 or (asked.batches and self.tuning_epochs in (None, experiment.epochs)):
+            return asked
+        return replace(asked, batches=asked.batches + experiment.batches(samples, self.tuning_epochs))
 
     def client(self, index: int, federation: Federation) -> "FedAvgClient":
         """Make a client."""

@@ -17,6 +17,7 @@ downloads is a random other client's with probability max(0, 0.3 − 0.05·r), e
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,11 +26,11 @@ from pydantic import Field
 from torch import Tensor
 
 from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
-from orchard.core.evaluation import Scores, mean_loss
+from orchard.core.evaluation import Scores
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd
 from orchard.experiment import Experiment
-from orchard.method import MethodSettings, Moment, Traffic
+from orchard.method import MethodSettings, Moment, Queries, Traffic
 from orchard.methods.limits import check_budget
 from orchard.randomness import generator
 
@@ -56,6 +57,11 @@ class FedFomo(MethodSettings):
         """Let every client's model travel to the others."""
         models = {model_of(j): federation.parameters for j in range(federation.clients)}
         return Traffic(down=models, up={"model": federation.parameters})
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add the validation losses of the base, the client's own model, and M others."""
+        others = self.budget or experiment.clients - 1
+        return replace(super().queries(experiment, samples, round), validation_losses=others + 2 if round else 0)
 
     def client(self, index: int, federation: Federation) -> "FedFomoClient":
         """Make a client."""
@@ -167,7 +173,7 @@ class FedFomoClient(Client):
 
 
 def _loss(context: ClientContext, model: Tensor, known: float | None, limit: float = math.inf) -> float:
-    return mean_loss(context.network, model, context.data.validation, limit) if known is None else known
+    return context.loss(model, "validation", limit) if known is None else known
 
 
 def _per_distance(gain: float, candidate: Tensor, base: Tensor) -> float:

@@ -10,6 +10,7 @@ then discarded. With μ = 0 they are FedAvg and FedAvg-FT. The APPLE paper compa
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -18,7 +19,7 @@ from torch import Tensor
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd, pull
 from orchard.experiment import Experiment
-from orchard.method import Moment
+from orchard.method import Moment, Queries
 from orchard.methods.fedavg import Averaging, FedAvgClient
 from orchard.methods.limits import check_convergence
 
@@ -52,6 +53,13 @@ class FedProxFT(Proximal):
     also_reports: ClassVar[Mapping[str, Moment]] = {"fedprox": "after_aggregation"}
     name: Literal["fedprox-ft"] = "fedprox-ft"
     tuning_epochs: int | None = Field(default=None, ge=0, description="E_ft; none: as many as local epochs")
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add fine-tuning."""
+        asked = super().queries(experiment, samples, round)
+        return (
+            replace(asked, batches=asked.batches + experiment.batches(samples, self.tuning_epochs)) if round else asked
+        )
 
     def client(self, index: int, federation: Federation) -> "FedProxClient":
         """Make a client."""

@@ -22,6 +22,7 @@ from pydantic import Field
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, fixed, local_sgd
 from orchard.experiment import Experiment
+from orchard.method import Queries
 from orchard.methods.fedper import PartialClient, PrivateLayers
 
 
@@ -39,6 +40,13 @@ class FedRep(PrivateLayers):
         """Raise if nothing is trained."""
         if self.head_epochs == self.body_epochs == 0:
             raise ValueError("head_epochs = 0: with body_epochs = 0 nothing would be trained")
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Count the epochs of head and body."""
+        if round == experiment.rounds:
+            return Queries(0)
+        head, body = experiment.batches(samples, self.head_epochs), experiment.batches(samples, self.body_epochs)
+        return Queries(head + body)
 
     def client(self, index: int, federation: Federation) -> "FedRepClient":
         """Make a client."""

@@ -32,6 +32,7 @@ for blend = 1; with stock = 1 it is Separate.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -45,7 +46,8 @@ from orchard.core.evaluation import mean_loss
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, local_sgd
 from orchard.core.vector import cosines, products
-from orchard.method import MethodSettings, Moment, Traffic
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Moment, Queries, Traffic
 from orchard.methods.fedavg import average_of
 
 if TYPE_CHECKING:
@@ -76,6 +78,11 @@ class Graft(MethodSettings):
         """Send each client its pool and who is in it, and take its core."""
         model = federation.parameters
         return Traffic(down={"pool": model, "weights": federation.clients}, up={"core": model})
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add the losses of pool and core, by which the stock is found."""
+        asked = super().queries(experiment, samples, round)
+        return replace(asked, train_losses=2) if self.stock is None and round else asked
 
     def client(self, index: int, federation: Federation) -> "GraftClient":
         """Make a client."""
@@ -117,13 +124,12 @@ class GraftClient(Client):
             return self.settings.stock
         if round == 0:  # the first pool is nobody's yet
             return 0.0
-        samples = fit_samples(context)
-        loss = mean_loss(context.network, pool, samples)
+        loss = fit(context, pool)
         if loss < self.lowest:
             self.lowest = loss
             return 0.0
-        guess = context.network.task.guess_loss(context.data.train.y)
-        return min(1.0, mean_loss(context.network, self.core, samples) / guess) if guess else 0.0
+        guess = context.guess_loss()
+        return min(1.0, max(0.0, fit(context, self.core)) / guess) if guess else 0.0
 
     def train(self, context: ClientContext, round: int) -> float:
         """Train the core."""
@@ -213,6 +219,13 @@ def chained(links: Tensor) -> Tensor:
     for _ in range(len(links).bit_length()):  # twice the length each time
         links = links | (links.double() @ links.double() > 0)
     return links
+
+
+def fit(context: ClientContext, model: Tensor) -> float:
+    """Return the mean loss on training samples: all or evenly spaced ones; under privacy all, with noise."""
+    if context.private is not None:
+        return context.loss(model, "train")
+    return mean_loss(context.network, model, fit_samples(context))
 
 
 def fit_samples(context: ClientContext) -> "Samples":

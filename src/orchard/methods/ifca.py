@@ -18,16 +18,17 @@ With BatchNorm a client has one set of statistics, of the model that it trained 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from orchard.core.contract import Diagnostics, Download, Server, Vectors
-from orchard.core.evaluation import mean_loss
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext
-from orchard.method import MethodSettings, Traffic
+from orchard.experiment import Experiment
+from orchard.method import MethodSettings, Queries, Traffic
 from orchard.methods.fedavg import FedAvgClient, weighted_mean
 
 
@@ -51,6 +52,10 @@ class IFCA(MethodSettings):
         """Send all models, and take one with its number, one-hot."""
         length = federation.parameters
         return Traffic(down=dict.fromkeys(self.names(), length), up={"model": length, "cluster": self.clusters})
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add the loss of each model, by which a client chooses."""
+        return replace(super().queries(experiment, samples, round), train_losses=self.clusters)
 
     def client(self, index: int, federation: Federation) -> "IFCAClient":
         """Make a client."""
@@ -77,7 +82,7 @@ class IFCAClient(FedAvgClient):
     def receive(self, context: ClientContext, download: Download) -> None:
         """Take the model with the lowest loss on the training data."""
         models = [download.vectors[name] for name in self.names]
-        losses = [mean_loss(context.network, model, context.data.train) for model in models]
+        losses = [context.loss(model, "train") for model in models]
         self.cluster = losses.index(min(losses))
         self.model = models[self.cluster]
 

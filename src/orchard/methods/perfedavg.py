@@ -15,11 +15,12 @@ Client i starts from the global model, w_i ← w. Each step takes a batch in two
 β is the experiment's learning rate; α decays as β does. Steps of α are plain, as in the paper: a w̃ of one step has no
 momentum, and adaptation takes the same steps. With α = 0 this is FedAvg on the second halves.
 
-Of an odd batch the extra sample is in B2. A batch of one to three samples is not cut: it is B1 and B2, since a half of
-one sample would be too few for BatchNorm.
+Of an odd batch the extra sample is in B2; under privacy a coin for each sample says where it is. A batch of one to
+three samples is not cut: it is B1 and B2, since a half of one sample would be too few for BatchNorm.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -27,7 +28,8 @@ from torch import Tensor
 
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, MomentumSGD, check_finite, gradient, run_epochs
-from orchard.method import Moment
+from orchard.experiment import Experiment
+from orchard.method import Moment, Queries
 from orchard.methods.fedavg import Averaging, FedAvgClient
 
 SMALLEST_CUT = 4
@@ -44,6 +46,12 @@ class PerFedAvg(Averaging):
         default=None, ge=0, allow_inf_nan=False, description="α, the rate of adaptation; none: the learning rate"
     )
     adaptation_epochs: int = Field(default=1, ge=0, description="k, the epochs of adaptation")
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Add adaptation."""
+        asked = super().queries(experiment, samples, round)
+        tuning = experiment.batches(samples, self.adaptation_epochs) if round else 0
+        return replace(asked, batches=asked.batches + tuning)
 
     def client(self, index: int, federation: Federation) -> "PerFedAvgClient":
         """Make a client."""
@@ -63,11 +71,14 @@ class PerFedAvgClient(FedAvgClient):
         sgd = MomentumSGD(w, context.experiment, round)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            first, second = halves(len(y))
+            if context.private is None:
+                first, second = ((x[half], y[half]) for half in halves(len(y)))
+            else:
+                first, second = context.private.halves(x, y)
             network.vector.copy_(w)
-            gradient(network, x[first], y[first])
+            gradient(network, *first)
             network.vector.add_(network.gradient, alpha=-alpha)
-            loss = gradient(network, x[second], y[second])
+            loss = gradient(network, *second)
             sgd.step(network.gradient)
             return loss
 

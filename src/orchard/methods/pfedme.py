@@ -18,6 +18,7 @@ With K = 1 and η·λ = 1, w_i is always θ_i: this is FedAvg-local by plain SGD
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,6 +29,7 @@ from orchard.core.contract import Download, Vectors
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, check_finite, gradient, pull, run_epochs
 from orchard.experiment import Experiment
+from orchard.method import Queries
 from orchard.methods.fedavg import Averaging, AveragingServer, FedAvgClient
 from orchard.methods.limits import check_convergence
 
@@ -52,6 +54,10 @@ class PFedMe(Averaging):
         check_convergence("lam", self.lam, experiment.lr * self.lam, "lr × lam", experiment)
         if self.inner_lr is not None:
             check_convergence("lam", self.lam, self.inner_lr * self.lam, "inner_lr × lam", experiment)
+
+    def queries(self, experiment: Experiment, samples: int, round: int) -> Queries:
+        """Count K gradients of each batch."""
+        return replace(super().queries(experiment, samples, round), gradients=self.inner_steps)
 
     def client(self, index: int, federation: Federation) -> "PFedMeClient":
         """Make a client."""

@@ -1,4 +1,4 @@
-"""Reads what a report shows; no other file of this package reads run folders."""
+"""Reads what a report shows; no other file of this package reads run folders, but for audits in `leaks.py`."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,7 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment, to_toml
 from orchard.method import Moment
 from orchard.report.command import DEPLOYED, command_of
+from orchard.report.leaks import leaks_of
 from orchard.report.views import (
     SELECTED,
     Content,
@@ -86,7 +87,7 @@ def _content(entries: list[Entry]) -> Content:
     first = entries[0].experiment
     shift = f", shift: {first.shift.kind}" if first.shift else ""
     title = f"{readable(Path(first.dataset).name)}, {first.partition.name} split{shift}"
-    return Content(title, distribution, methods, repeated)
+    return Content(title, distribution, methods, repeated, leaks_of([entry.folder for entry in entries]))
 
 
 def _unlike_titles(contents: Sequence[Content]) -> list[str]:
@@ -113,6 +114,8 @@ def _usable(folders: Sequence[RunFolder], live: bool) -> tuple[list[Entry], list
             entries.append(Entry(folder, result))
         else:
             waiting = "no round has been measured yet; orchard watch shows it while it goes on"
+            if result.figures_stay:
+                waiting = "its figures stay at the sites, under [privacy]; each has `orchard site report`"
             reasons.append(f"{folder.path}: {waiting}")
     if not entries:
         raise UserError("\n".join(reasons))
@@ -212,6 +215,7 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         commands=[command] if command else [],
         settings=to_toml(experiment),
         deployed=deployed,
+        privacy="" if experiment.privacy is None else str(experiment.privacy),
     )
 
 

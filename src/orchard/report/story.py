@@ -32,7 +32,7 @@ def overview(content: Content) -> list[str]:
 
 def story(content: Content, view: MethodView) -> list[str]:
     """Return sentences about one method."""
-    sentences = [_what_happened(content, view)]
+    sentences = [_what_happened(content, view), *_private(view)]
     if not view.best:
         return [*sentences, "There are no figures yet: the first come when the second round has ended."]
     sentences.append(_outcome(content, view))
@@ -60,6 +60,14 @@ def _what_happened(content: Content, view: MethodView) -> str:
     if view.state == "finished":
         return f"{who} trained {how} for {done} round{'s' if done > 1 else ''}{times}."
     return f"{who} trained {how}{times}; the run {_stopped(view)} after {done} of {view.planned} rounds."
+
+
+def _private(view: MethodView) -> list[str]:
+    """Return what was promised for each record, and that figures are no part of it."""
+    if not view.privacy:
+        return []
+    promised = f"Their models are differentially private, record by record: {view.privacy}."
+    return [promised, "The figures here are exact, which is on no account: they are for those who may see the data."]
 
 
 def _stopped(view: MethodView) -> str:

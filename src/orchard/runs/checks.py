@@ -17,6 +17,7 @@ from orchard.core.vector import Network
 from orchard.data.clients import FederatedData
 from orchard.experiment import Experiment
 from orchard.methods.fedbn import FedBN
+from orchard.privacy.statement import before_a_run
 from orchard.runs.result import Result
 from orchard.runs.run import Data, define, load_data
 
@@ -158,7 +159,20 @@ def _clients(some: int, of: int) -> str:
     return "the client" if of == 1 else f"{some} of {of} clients"
 
 
+def private_cost(experiment: Experiment, data: FederatedData) -> str:
+    """Say what privacy each client has, and what that will likely cost."""
+    if experiment.privacy is None:
+        return ""
+    parameters = _federation(experiment, data).parameters
+    samples = {client.name: len(client.train.y) for client in data.clients}
+    said = before_a_run(experiment, samples, parameters)
+    if data.task.scale() is None and data.preparations() is None:
+        return said
+    return f"{said}\n  not covered: exact means and deviations, by which numbers are standardised"
+
+
 OF_A_CLIENT: tuple[Check, ...] = (
+    private_cost,
     large_batches,
     unscaled_features,
     probabilities_as_outputs,

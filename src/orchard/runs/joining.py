@@ -23,12 +23,13 @@ from orchard.data.clients import ClientData, FederatedData
 from orchard.data.division import scaled
 from orchard.data.site import site_data
 from orchard.data.tables.scaling import Scaling
-from orchard.engines.client_round import check_single_samples, run_client_round
+from orchard.engines.client_round import check_training, run_client_round
 from orchard.engines.memory import Stacker
 from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Moment
 from orchard.methods.separate import Separate
+from orchard.privacy.noise import Noise
 from orchard.runs import JOIN_ROUNDS
 from orchard.runs.offer import Offer
 from orchard.runs.result import module_of
@@ -39,7 +40,7 @@ Progress = Callable[[], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """A model that the newcomer could use: that of the round with its best validation score."""
+    """A model that the newcomer could use: of the round with its best validation score; under privacy the last."""
 
     model: Model
     round: int
@@ -131,7 +132,7 @@ def _data(offer: Offer, experiment: Experiment, path: Path, name: str) -> Federa
 def _context(federation: Federation, data: FederatedData, newcomer: int) -> ClientContext:
     network = federation.network()
     held = data.clients[0].to(network.vector)
-    check_single_samples(network, federation.shape, federation.experiment, [held])
+    check_training(network, federation.shape, federation.experiment, [held])
     check_network(federation, [held])
     random_layers = draws_randomly(network, federation.shape)
     return ClientContext(newcomer, federation.experiment, held, network, random_layers, Stacker())
@@ -157,9 +158,13 @@ def _trained(
     context: ClientContext,
     progress: Progress,
 ) -> Trained:
-    """Train for all rounds against a server that stays as it is; return the model that does best in validation."""
+    """Train for all rounds against a server that stays as it is; return the model that does best in validation.
+
+    Under privacy it is the last one: a choice by exact figures would be on no account.
+    """
     experiment, score, declared = federation.experiment, federation.task.score, federation.traffic
-    context = replace(context, experiment=experiment)
+    # A newcomer is somebody's own client: its noise is a secret, of this call alone.
+    context = replace(context, experiment=experiment, noise=Noise.secret())
     context.network.load_buffers(federation.network().buffers())
     moment, models = newcomers_moment(method, server), dict[Moment, Model]()
     best: Trained | None = None
@@ -174,7 +179,7 @@ def _trained(
         update = run_client_round(client, context, download, declared, keep)
         upload = update.upload or upload
         scores: Scores | None = getattr(update, moment)
-        if scores and (best is None or _value(scores, score) > _value(best.scores, score)):
+        if scores and (best is None or experiment.privacy or _value(scores, score) > _value(best.scores, score)):
             best = Trained(models[moment], r if moment == "after_training" else r - 1, scores)
         progress()
     if best is None:

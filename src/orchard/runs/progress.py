@@ -40,7 +40,7 @@ def watched(experiment: Experiment) -> Iterator[OnProgress]:
             task = bar.add_task(experiment.method.name, total=experiment.rounds, figures="starting")
 
             def advance(result: Result) -> None:
-                bar.update(task, completed=result.evaluated_rounds(), figures=newest_figures(result))
+                bar.update(task, completed=result.rounds_shown(), figures=newest_figures(result))
 
             yield advance
     else:
@@ -48,7 +48,7 @@ def watched(experiment: Experiment) -> Iterator[OnProgress]:
 
         def say(result: Result) -> None:
             nonlocal shown, first
-            done, total = result.evaluated_rounds(), experiment.rounds
+            done, total = result.rounds_shown(), experiment.rounds
             if not done:  # the first exchange of methods whose aggregation is evaluated in the next one
                 return
             first = done - 1 if shown < 0 else first  # a resumed run does not start at 0
@@ -74,6 +74,8 @@ def bar_on(console: Console) -> Progress:
 def newest_figures(result: Result) -> str:
     """Return the mean and the worst test score of the newest round that was evaluated, as text."""
     score, done = result.task.measures[result.task.score], result.evaluated_rounds()
+    if result.figures_stay:
+        return "figures stay at the sites"
     if not done:
         return "nothing evaluated yet"
     values = zip(result.distribution.clients, result.scores()[done - 1].tolist(), strict=True)
@@ -105,7 +107,7 @@ def _updated_cell(experiment: Experiment) -> OnProgress:
     handle = display(line, display_id=True)
 
     def update(result: Result) -> None:
-        done = f"round {result.evaluated_rounds()}/{experiment.rounds}"
+        done = f"round {result.rounds_shown()}/{experiment.rounds}"
         line.text = f"{experiment.method.name}: {done}  {newest_figures(result)}"
         handle.update(line)
 

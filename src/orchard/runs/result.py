@@ -20,6 +20,7 @@ from orchard.data.tables.scaling import Moments
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment
+from orchard.privacy.accounting import account_of
 from orchard.runs.metrics import MOMENTS, PARTS, Exchange, Round, by_name
 from orchard.runs.showing import as_html, plot, to_pandas, write_page
 from orchard.settings import validated
@@ -167,6 +168,16 @@ class Result:
     def evaluated_rounds(self) -> int:
         """Return how many rounds have been evaluated at the method's own moment."""
         return sum(any(self._at_own_moment(r)) for r in range(len(self.rounds)))
+
+    @property
+    def figures_stay(self) -> bool:
+        """Whether clients keep their figures to themselves, as sites do under privacy."""
+        told = any(loss is not None for entry in self.rounds for loss in entry.loss)
+        return self.experiment.privacy is not None and bool(self.rounds) and not told
+
+    def rounds_shown(self) -> int:
+        """Return how many rounds people are told are done: those that have been evaluated, if any can be."""
+        return len(self.rounds) if self.figures_stay else self.evaluated_rounds()
 
     def rounds_to_keep(self) -> set[int]:
         """Return the rounds with the best mean test and validation score so far."""
@@ -332,7 +343,16 @@ class Result:
             "clients": [asdict(client) for client in self.clients],
             "undefined_measures": self.undefined_measures(),
             "never_trained": self.never_trained(),
+            **self._privacy(),
         }
+
+    def _privacy(self) -> dict[str, Any]:
+        """Return what each client has spent, if there was an account."""
+        if self.experiment.privacy is None:
+            return {}
+        accounts = [account_of(self.experiment, n) for n in self.federation.samples]
+        spent = {"epsilon": [a.epsilon for a in accounts], "noise_multiplier": [a.multiplier for a in accounts]}
+        return {"privacy": {"delta": self.experiment.privacy.delta, **spent}}
 
 
 def module_of(federation: Federation, model: Model) -> nn.Module:

@@ -17,6 +17,9 @@ from orchard.engines.client_round import run_client_round
 from orchard.engines.flare.messages import MessageRejected, pack_update
 from orchard.errors import UserError
 from orchard.method import Moment
+from orchard.privacy.accounting import account_of
+from orchard.privacy.noise import Noise
+from orchard.privacy.statement import not_covered, promise
 from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
 from orchard.sites.members import described, known_members
@@ -43,7 +46,7 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     samples = [len(known.data.clients[0].train.y)] * len(plan.sites)
     numbers = number_moments(known.data)
     agreed = {"scale": known.data.task.scale(), "numbers": numbers and numbers.model_dump(mode="json")}
-    now = started(known, {"samples": samples, "shape": known.data.shape, **agreed})
+    now = started(known, {"samples": samples, "shape": known.data.shape, **agreed}, Noise.secret())
     yield f"model: {now.federation.parameters:,} parameters, on {settings.device}"
     for finding in findings(plan.experiment, replace(known.data, clients=(now.context.data,)), OF_A_CLIENT):
         yield f"note: {finding}"
@@ -106,21 +109,33 @@ def _dry_round(known: Enrolled, now: Started) -> Iterator[str]:
 def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vectors) -> Iterator[str]:
     method, task = known.experiment.method, known.data.task
     uploads = [f"{name!r} ({len(content):,} bytes)" for name, content in pack_update(update, 0)["upload"]]
+    privacy = known.experiment.privacy
     yield "What leaves this site:"
-    yield f"  once: the shape of a sample, and the number of {task.counted} in each part"
+    counted = "samples" if privacy else task.counted
+    yield f"  once: the shape of a sample, and the number of {counted} in each part"
     if task.scale() is not None:
         yield "    of the numbers to predict in its training part: count, mean and sum of squared deviations"
     if known.data.unscaled is not None:
         yield "    of each number in the table, in its training part: count, mean and sum of squared deviations"
-    yield f"  each round: {', '.join(uploads) or 'no vector'}, the names of the vectors it selects next,"
-    figures = ", ".join(measure.title for measure in task.measures.values())
-    yield f"    its mean training loss, and on its validation and test data: {figures}"
+    vectors = ", ".join(uploads) or "no vector"
+    if privacy:
+        yield f"  each round: {vectors}, made of noised gradients, and the names of the vectors it selects next"
+    else:
+        yield f"  each round: {vectors}, the names of the vectors it selects next,"
+        figures = ", ".join(measure.title for measure in task.measures.values())
+        yield f"    its mean training loss, and on its validation and test data: {figures}"
     yield "  if something fails: a category, e.g. 'training not finite'"
     seen = _who_sees_the_model(model, update.upload, sent)
     for learned in filter(None, (seen, method.reveals)):
         yield f"  with {method.name} {learned}"
     private = {"directed relationships": not method.reveals, "the personalised model": not (method.reveals or seen)}
-    yield f"What does not: {', '.join(['samples', *(what for what, stays in private.items() if stays), 'logs'])}."
+    stays = ["samples", *(what for what, stays in private.items() if stays), *(["figures"] if privacy else []), "logs"]
+    yield f"What does not: {', '.join(stays)}."
+    if privacy:
+        yield ""
+        yield f"Privacy: {promise(account_of(known.experiment, len(known.data.clients[0].train.y)), privacy)}."
+        yield "Not covered are:"
+        yield from (f"  {what}" for what in not_covered(scaled=False, figures=False))
 
 
 def _who_sees_the_model(model: Tensor, uploaded: Vectors, sent: Vectors) -> str:

@@ -22,14 +22,15 @@ def engine_for(plan: Plan, present: list[str], carry: Carry) -> FlareEngine:
     """Return an engine whose clients are the sites of a plan."""
     agreed = plan.agreement
     invitation = Invitation(
-        plan.to_json(),
-        plan.sites,
-        plan.task,
-        plan.min_sites,
-        agreed.norm_bound,
-        agreed.scale_bound,
-        agreed.samples,
-        plan.shared_numbers,
+        plan=plan.to_json(),
+        sites=plan.sites,
+        task=plan.task,
+        min_sites=plan.min_sites,
+        norm_bound=agreed.norm_bound,
+        scale_bound=agreed.scale_bound,
+        samples=agreed.samples,
+        numbers=plan.shared_numbers,
+        counted=plan.experiment.privacy is None,
     )
     return FlareEngine(invitation, present, carry)
 

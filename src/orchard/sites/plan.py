@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions
+from orchard.privacy.accounting import check_installed
 from orchard.runs.files import check_format
 from orchard.settings import Settings, explain, read_toml, validated
 from orchard.tasks.registry import task_named
@@ -95,6 +96,10 @@ class Plan(Settings):
             raise ValueError("experiment.shift: the sites' data are as they are")
         if not isinstance(experiment.model, str):
             raise ValueError("experiment.model: must be named, since code does not travel")
+        if experiment.privacy is not None:
+            if self.purpose == "statistics":
+                raise ValueError("experiment.privacy: statistics have no noise; ask for them without, or not at all")
+            _check_private(experiment)
         agreed = self.agreement.samples
         if agreed is not None and agreed.keys() != set(self.sites):
             raise ValueError(f"agreement.samples: must name every site once: {', '.join(self.sites)}")
@@ -137,6 +142,21 @@ class Plan(Settings):
             raise UserError(f"the plan of the run is not valid: {explain(error)}") from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"the plan of the run is not valid: {error}") from None
+
+
+def _check_private(experiment: Experiment) -> None:
+    """Raise if anything would be made of the data that is on no account, or if accounts cannot be kept here."""
+    check_installed()
+    columns = {} if experiment.table is None else experiment.table.columns or {}
+    if experiment.task == "regression":
+        raise ValueError(
+            "experiment.privacy: regression standardises the numbers to predict by exact means, which have no noise"
+        )
+    if numbers := [name for name, kind in columns.items() if kind == "number"]:
+        raise ValueError(
+            f"experiment.privacy: the column {numbers[0]!r} would be standardised by an exact mean, which has no "
+            "noise; let each site write features of mean 0 and deviation 1, by figures known beforehand, into an .npz"
+        )
 
 
 def make_plan(file: Path, run: str, sites: list[str], purpose: str = "training") -> Plan:

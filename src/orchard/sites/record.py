@@ -11,6 +11,7 @@ when it is recorded, and once.
 """
 
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +26,16 @@ from orchard.core.evaluation import Scores
 from orchard.core.vector import Model
 from orchard.engines.flare.messages import FIGURES, MessageRejected
 from orchard.method import Moment
+from orchard.privacy.noise import BYTES, Noise
 from orchard.runs.checkpoints import read_newest, rounds_written, write_checkpoint
+from orchard.whole import write_durably
 
 log = logging.getLogger(__name__)
+
+KEY = "noise.key"
+"""Under privacy: what the site's noise is drawn from. Whoever has it can take the noise off."""
+SECONDS = 60.0
+"""How long to wait for another process that makes the key."""
 
 
 ANSWERS = "answers"
@@ -62,6 +70,17 @@ class SiteRecord:
         self.folder, self.about, self.kept = folder, dict(about), kept
         self.written: dict[str, Any] | None = None
         """The last record that this process wrote, to avoid reading it again."""
+
+    def noise(self) -> Noise:
+        """Return this site's secret noise, the same whenever the run continues."""
+        with self.locked(SECONDS):
+            file = self.folder / KEY
+            if not file.exists():
+                if rounds_written(self.folder):
+                    raise MessageRejected("noise key missing")
+                write_durably(file, secrets.token_bytes(BYTES))
+                file.chmod(0o600)
+            return Noise(file.read_bytes())
 
     @contextmanager
     def locked(self, seconds: float) -> Iterator[None]:

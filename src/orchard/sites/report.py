@@ -15,6 +15,8 @@ from orchard.errors import UserError
 from orchard.export.by_class import has_classes
 from orchard.export.export import write_model
 from orchard.export.trained_model import TrainedModel
+from orchard.privacy.accounting import account_of
+from orchard.privacy.statement import described
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord
 from orchard.sites.settings import load_site
@@ -65,6 +67,9 @@ def report(site_run: SiteRun) -> Iterator[str]:
             test, validation = (score.text(model["scores"][part][plan.task.score]) for part in ("test", "validation"))
             figures = f"test {score.title} {test}, validation {validation}"
             yield f"{what}: round {model['round'] + 1}, {figures}"
+    if plan.experiment.privacy is not None:
+        spent = account_of(plan.experiment, site_run.about["sizes"]["train"])
+        yield f"privacy: {described(spent)}, δ = {spent.delta:g}; the figures here are exact, and for this site alone"
     yield from _left_out(site_run)
     diagnostics = content["history"][-1]["diagnostics"]
     if "relationships" in diagnostics:
@@ -87,8 +92,15 @@ def _left_out(site_run: SiteRun) -> Iterator[str]:
             yield f"left out, since it made this site's model worse: {site}, in rounds {', '.join(rounds)}"
 
 
-def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
-    """Write the site's personalised model and its card; return the card's path."""
+def export(site_run: SiteRun, to: Path, choice: Choice | None = None) -> Path:
+    """Write the site's personalised model and its card; return the card's path.
+
+    The round is the one that validation data choose; under privacy the last, since that choice would have no noise.
+    """
+    private = site_run.plan.experiment.privacy is not None
+    if private and choice == "validation":
+        raise UserError("--round validation: under [privacy] that choice would show in the model; take the last round")
+    choice = choice or ("last" if private else "validation")
     model, about, plan = site_run.content["last" if choice == "last" else "chosen"], site_run.about, site_run.plan
     if model is None:
         raise UserError("no model has been evaluated yet; wait for the first round to end")
@@ -104,7 +116,8 @@ def export(site_run: SiteRun, to: Path, choice: Choice) -> Path:
         choice="own-validation" if choice == "validation" else choice,
         model=(model["vector"], model["buffers"]),
         preparation=about["preparation"],
-        test=_test_samples(site_run) if has_classes(task) else None,
+        test=_test_samples(site_run) if has_classes(task) and not private else None,
+        told=not private,
     )
     return write_model(trained, to)
 

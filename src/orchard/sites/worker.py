@@ -4,10 +4,11 @@ Only what `orchard.engines.flare.messages` has fields for can leave the site. Of
 site's own log has the details.
 """
 
+import hashlib
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from orchard.data.clients import ClientData, FederatedData
 from orchard.data.division import prepared
 from orchard.data.site import site_data
 from orchard.data.tables.scaling import Moments
-from orchard.engines.client_round import check_single_samples, run_client_round
+from orchard.engines.client_round import check_training, run_client_round
 from orchard.engines.flare.messages import (
     Bounds,
     Enrolment,
@@ -32,6 +33,7 @@ from orchard.engines.flare.messages import (
     MessageRejected,
     pack_enrolment,
     pack_update,
+    packed,
     unpack_download,
     unpack_features,
     version_of,
@@ -40,6 +42,7 @@ from orchard.engines.memory import Stacker
 from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment
+from orchard.privacy.noise import Noise
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
@@ -165,7 +168,8 @@ class SiteWorker:
         torch.set_num_threads(self.enrolled.settings.threads)
         data, about = self.enrolled.data, self.enrolled.record.about
         moments = data.task.moments(data.clients[0].train.y)
-        return pack_enrolment(Enrolment(data.shape, about["sizes"], about["counts"], moments, number_moments(data)))
+        counts = about["counts"] if plan.experiment.privacy is None else {}
+        return pack_enrolment(Enrolment(data.shape, about["sizes"], counts, moments, number_moments(data)))
 
     def _start(self, message: Message) -> Message:
         if self.enrolled is None:
@@ -180,10 +184,30 @@ class SiteWorker:
         known, now = self.enrolled, self.started
         download = unpack_download(message, known.experiment.rounds, now.bounds)
         with known.record.locked(known.plan.agreement.round_seconds):
-            return pack_update(_recorded_round(known, now, download), download.round)
+            return pack_update(_told(known, _recorded_round(known, now, download)), download.round)
 
 
 # --- A round ---
+
+
+def _told(known: Enrolled, update: ClientUpdate) -> ClientUpdate:
+    """Return what leaves of an update: under privacy no figures, which are on no account."""
+    if known.experiment.privacy is None:
+        return update
+    return ClientUpdate(update.upload, update.selected, None, None, None)
+
+
+def _noised(context: ClientContext, download: Download) -> ClientContext:
+    """Return the context with noise for this download alone.
+
+    Were a round repeated with another one, by a server that wants to take the noise off, it would be other noise.
+    """
+    if context.noise is None:
+        return context
+    digest = hashlib.blake2b()
+    for name, vector in sorted(download.vectors.items()):
+        digest.update(f"{name} {len(vector)} ".encode() + packed(vector))
+    return replace(context, noise=context.noise.of(digest.digest()))
 
 
 def _recorded_round(known: Enrolled, now: Started, download: Download) -> ClientUpdate:
@@ -201,7 +225,7 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
     def keep(moment: Moment, model: Tensor) -> None:
         models[moment] = (model, network.buffers())
 
-    update = run_client_round(now.client, now.context, download, now.federation.traffic, keep)
+    update = run_client_round(now.client, _noised(now.context, download), download, now.federation.traffic, keep)
     moment = known.experiment.method.moment
     site_round = SiteRound(
         round=download.round,
@@ -251,8 +275,11 @@ def number_moments(data: FederatedData) -> Moments | None:
     return Moments.of(data.clients[0].train.x.numpy(), data.unscaled) if data.unscaled else None
 
 
-def started(known: Enrolled, message: Message) -> Started:
-    """Make the client and its network; raise if the federation does not fit the plan and this site's data."""
+def started(known: Enrolled, message: Message, noise: Noise | None = None) -> Started:
+    """Make the client and its network; raise if the federation does not fit the plan and this site's data.
+
+    Under privacy noise is drawn from the key in the site's record, unless other noise is given.
+    """
     samples, shape = message.get("samples"), message.get("shape")
     own = len(known.data.clients[0].train.y)
     if (
@@ -275,9 +302,13 @@ def started(known: Enrolled, message: Message) -> Started:
     client = experiment.method.client(known.index, federation)
     network = federation.network()
     held = mine.to(network.vector)
-    check_single_samples(network, data.shape, experiment, [held])
+    check_training(network, data.shape, experiment, [held])
     check_network(federation, [held])
-    context = ClientContext(known.index, experiment, held, network, draws_randomly(network, data.shape), Stacker())
+    if experiment.privacy is not None:
+        noise = noise or known.record.noise()
+    context = ClientContext(
+        known.index, experiment, held, network, draws_randomly(network, data.shape), Stacker(), noise=noise
+    )
     bounds = Bounds.of(federation, known.plan.agreement.norm_bound)
     return Started(federation, bounds, client, context, (client.state(), network.buffers()))
 

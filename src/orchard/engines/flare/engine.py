@@ -52,6 +52,8 @@ class Invitation:
     """Each site's training samples, if they are agreed."""
     numbers: int = 0
     """How many columns of a table sites standardise together."""
+    counted: bool = True
+    """Whether sites tell how many samples hold each class; under privacy they do not."""
 
 
 class FlareEngine:
@@ -106,7 +108,8 @@ class FlareEngine:
     def _enrolment(self, answer: Message) -> Enrolment:
         if version_of(answer) != __version__:
             raise MessageRejected(_mismatch(answer))
-        return unpack_enrolment(answer, self.invitation.task, self.invitation.numbers)
+        told = self.invitation
+        return unpack_enrolment(answer, told.task, told.numbers, counted=told.counted)
 
     def statistics(self) -> dict[str, Statistics]:
         """Ask every site for figures about its data; `reasons` says why others told nothing."""

@@ -151,7 +151,7 @@ class Enrolment:
     samples: Mapping[str, int]
     """By part: train, validation, test."""
     counts: Mapping[str, list[int]]
-    """By part: how many samples hold each class."""
+    """By part: how many samples hold each class; under privacy that is not told."""
     moments: Moments = ()
     """Count, means and sums of squared deviations of the training targets, in regression."""
     numbers: FeatureMoments | None = None
@@ -170,8 +170,11 @@ def pack_enrolment(enrolment: Enrolment) -> Message:
     }
 
 
-def unpack_enrolment(message: Message, task: Task, numbers: int = 0) -> Enrolment:
-    """Check and return a received enrolment; `numbers` columns of a table are standardised together."""
+def unpack_enrolment(message: Message, task: Task, numbers: int = 0, *, counted: bool = True) -> Enrolment:
+    """Check and return a received enrolment; `numbers` columns of a table are standardised together.
+
+    If sites do not tell how many samples hold each class, all their counts are 0.
+    """
     shape, samples, counts = message.get("shape"), message.get("samples"), message.get("counts")
     if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= 8:
         raise MessageRejected("malformed")
@@ -182,11 +185,11 @@ def unpack_enrolment(message: Message, task: Task, numbers: int = 0) -> Enrolmen
         raise MessageRejected("malformed")
     rows: dict[str, list[int]] = {}
     for part in DATA_PARTS:
-        row = counts.get(part)
+        row = counts.get(part) if counted else [0] * len(task.classes)
         if not isinstance(row, list | tuple) or len(row) != len(task.classes):
             raise MessageRejected("wrong classes")
         rows[part] = [_count(n, sizes[part]) for n in row]
-        if task.name == "classification" and sum(rows[part]) != sizes[part]:
+        if counted and task.name == "classification" and sum(rows[part]) != sizes[part]:
             raise MessageRejected("malformed")
     dimensions = tuple(_count(n, LARGEST_COUNT) for n in shape)
     targets = _moments(message.get("moments"), task, sizes["train"])

@@ -1,0 +1,36 @@
+"""Which networks can be trained privately: those in which no sample leaves a mark but by its own gradient."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from orchard.errors import UserError
+from orchard.privacy.gradients import way_for
+
+if TYPE_CHECKING:
+    from orchard.core.vector import Network
+
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def check_private(network: "Network", shape: tuple[int, ...]) -> None:
+    """Raise if a network mixes samples, remembers them, or cannot be differentiated sample by sample."""
+    for name, layer in network.module.named_modules():
+        if isinstance(layer, BATCH_NORM):
+            raise UserError(
+                f"[privacy]: the model's layer {name!r} is BatchNorm, which mixes the samples of a batch and keeps "
+                "their means; take GroupNorm, e.g. nn.GroupNorm(8, channels)"
+            )
+    with torch.random.fork_rng(devices=[]), network.preserved_buffers():
+        before = network.buffers()
+        with torch.no_grad():
+            network.module.train()(torch.ones(2, *shape).to(network.vector))
+        changed = [name for name, b in network.module.named_buffers() if not torch.equal(b, before[name])]
+    if changed:
+        raise UserError(f"[privacy]: training changes the model's buffer {changed[0]!r}, which would have no noise")
+    try:
+        network.per_sample = way_for(network, shape)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"[privacy]: the model cannot be differentiated sample by sample: {reason}") from None

@@ -1,0 +1,218 @@
+"""Privacy between sites: the noise is theirs alone, figures and counts stay, and a run goes on to the same bits."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from torch import Tensor
+
+import orchard
+from helpers import SMALL, small_arrays
+from orchard.cli.display import print_result
+from orchard.core.contract import Download
+from orchard.errors import UserError
+from orchard.export.export import export_joined
+from orchard.report.content import contents_of
+from orchard.runs.folder import RunFolder
+from orchard.sites.check import check
+from orchard.sites.consortium import FILE
+from orchard.sites.consortium import Consortium as Agreed
+from orchard.sites.kit import mark_kit
+from orchard.sites.plan import Plan
+from orchard.sites.report import SiteRun, export, report
+from orchard.sites.worker import _noised
+from sites import SITES, Consortium, small_plan, write_npz
+
+NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
+
+
+def private_plan(**changes: Any) -> Plan:
+    return small_plan(privacy=NOISY, **changes)
+
+
+def kept(consortium: Consortium) -> list[Tensor]:
+    return [consortium.record(site)["last"]["vector"] for site in SITES]
+
+
+def copy_keys(one: Consortium, other: Consortium) -> None:
+    for site in SITES:
+        folder = other.settings[site].records / "run"
+        folder.mkdir(parents=True)
+        (folder / "noise.key").write_bytes((one.settings[site].records / "run" / "noise.key").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
+    consortium = Consortium(tmp_path_factory.mktemp("private"))
+    consortium.result = consortium.run(private_plan())  # type: ignore[attr-defined]
+    return consortium
+
+
+def test_the_noise_is_the_sites_own(finished: Consortium, tmp_path: Path) -> None:
+    """Not that of a simulation, which everybody can repeat; and another in every run, unless the key is the same."""
+    simulated = orchard.run(data=small_arrays(), **private_plan().experiment.given())
+    assert not any(torch.equal(mine, model) for mine, (model, _) in zip(kept(finished), simulated.models, strict=True))
+    again, same = Consortium(tmp_path / "again"), Consortium(tmp_path / "same")
+    copy_keys(finished, same)
+    for consortium in (again, same):
+        consortium.run(private_plan())
+    assert not any(map(torch.equal, kept(finished), kept(again)))
+    assert all(map(torch.equal, kept(finished), kept(same)))
+    key = finished.settings["north"].records / "run" / "noise.key"
+    assert len(key.read_bytes()) == 32
+    assert key.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_that_was_stopped_ends_as_without_that(finished: Consortium, tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    copy_keys(finished, consortium)
+    consortium.run(private_plan(), stop_after=2)
+    consortium.restart_sites()
+    consortium.run(private_plan())
+    assert all(map(torch.equal, kept(finished), kept(consortium)))
+
+
+def test_no_figure_and_no_count_leaves_a_site(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    said: list[Mapping[str, Any]] = []
+
+    def listen(site: str, answer: Any) -> Any:
+        said.append(answer)
+        return answer
+
+    consortium.altered = listen
+    result = consortium.run(private_plan(), stop_after=4)
+    enrolments, updates = said[:4], said[4:]
+    assert all(answer["counts"] == {} for answer in enrolments)
+    assert all(answer["samples"]["train"] > 0 for answer in enrolments)
+    figures = ("loss", "after_training", "after_aggregation", "after_finetuning")
+    assert len(updates) == 4 + 4 * 4
+    assert all(answer[figure] is None for answer in updates for figure in figures)
+    assert result.evaluated_rounds() == 0
+    assert len(result.rounds) == 3
+    assert result.summary()["rounds"] == 3
+    assert consortium.record("north")["history"][-1]["loss"] is None  # of the exchange in which nobody trains
+    assert consortium.record("north")["history"][0]["loss"] > 0  # for the site itself
+
+
+def test_another_download_has_other_noise(finished: Consortium) -> None:
+    now = finished.workers["north"].started
+    assert now is not None
+
+    def draw(*values: float) -> float:
+        noise = _noised(now.context, Download(1, {"core 1": torch.tensor(values)})).noise
+        assert noise is not None
+        return float(noise.generator(1).random())
+
+    assert draw(1.0, 2.0) == draw(1.0, 2.0)
+    assert draw(1.0, 2.0) != draw(1.0, 2.5)
+
+
+def test_without_its_key_a_site_does_not_go_on(tmp_path: Path) -> None:
+    consortium = Consortium(tmp_path)
+    consortium.run(private_plan(), stop_after=2)
+    (consortium.settings["east"].records / "run" / "noise.key").unlink()
+    consortium.restart_sites()
+    result = consortium.run(private_plan())
+    assert result.rounds[-1].failures == {2: "east, round 3: noise key missing"}
+
+
+def kit_of_north(home: Path) -> Path:
+    """Return as much of a site's kit as `orchard site check` needs."""
+    kit = home / "north-kit"
+    (kit / "startup").mkdir(parents=True)
+    (kit / "local").mkdir()
+    mark_kit(kit)
+    (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
+    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
+    (kit / FILE).write_text(tomli_w.dumps(agreed.model_dump()))
+    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
+    return kit
+
+
+def site_run_of(consortium: Consortium, site: str) -> SiteRun:
+    return SiteRun(consortium.record(site), private_plan(), consortium.settings[site].data)
+
+
+def test_the_exported_model_is_the_last_and_its_card_says_what_is_promised(
+    finished: Consortium, tmp_path: Path
+) -> None:
+    run = site_run_of(finished, "north")
+    with pytest.raises(UserError, match="that choice would show in the model; take the last round"):
+        export(run, tmp_path / "model.safetensors", "validation")
+    card = export(run, tmp_path / "model.safetensors").read_text("utf-8")
+    assert "ε = 13.5 at δ = 1e-05" in card
+    assert "What it says about single records" in card
+    assert "several records of one person" in card
+    assert "accuracy" not in card
+    assert "17 for train, 3 for validation" in card
+    assert "| a |" not in card  # no count of a class
+    assert "noise_multiplier = 1.0" in card
+    assert "of round 2" in card
+    assert any(line.startswith("privacy: ε = 13.5, n = 17") for line in report(run))
+
+
+def test_check_says_what_is_promised_and_that_no_figure_leaves(tmp_path: Path) -> None:
+    Consortium(tmp_path)
+    kit, experiment = kit_of_north(tmp_path), tmp_path / "experiment.toml"
+    table = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "privacy": NOISY}
+    experiment.write_text(tomli_w.dumps({**table, "deploy": {"classes": ["a", "b", "c"]}}))
+    said = list(check(kit, experiment))
+    assert "  once: the shape of a sample, and the number of samples in each part" in said
+    assert (
+        "  each round: 'core' (8,012 bytes), made of noised gradients, and the names of the vectors it selects next"
+        in said
+    )
+    stays = "samples, directed relationships, the personalised model, figures, logs"
+    assert f"What does not: {stays}." in said
+    assert any(line.startswith("Privacy: differential privacy for each record") and "ε = 13.5" in line for line in said)
+    assert "  other runs on the same data: their ε add up" in said
+    assert any(line.startswith("note: privacy, for each record") for line in said)
+    assert not list((tmp_path / "north" / "records").iterdir())  # no key was made
+
+
+def test_a_newcomer_is_private_too(tmp_path: Path) -> None:
+    """It has noise of its own, which nobody can repeat, and takes the model of its last round."""
+    changes: dict[str, Any] = {**SMALL, "method": "fedavg-local", "privacy": NOISY}
+    orchard.run(data=small_arrays(), out=tmp_path / "run", **changes)
+    file = write_npz(tmp_path / "newcomer.npz", small_arrays(5)[4])
+    one, other = (orchard.join(tmp_path / "run", file, rounds=2) for _ in range(2))
+    assert one.joined.round == other.joined.round == 1
+    assert not torch.equal(one.joined.model[0], other.joined.model[0])
+    card = export_joined(one, tmp_path / "model.safetensors").read_text("utf-8")
+    assert "The model is that of round 1" in card
+    assert "accuracy" not in card
+    assert "What it says about single records" in card
+
+
+def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(finished.home / "server" / "run")
+    with pytest.raises(UserError, match=r"its figures stay at the sites, under \[privacy\]"):
+        contents_of([folder])
+    summary = folder.read("summary.json")
+    assert summary["bmcta"] is None
+    assert [round(epsilon, 1) for epsilon in summary["privacy"]["epsilon"]] == [13.5, 10.7, 9.9, 9.2]
+    print_result(folder.result(), folder.path)
+    assert "figures stay at the sites" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"purpose": "statistics"}, "statistics have no noise"),
+        ({"task": "regression"}, "standardises the numbers to predict by exact means"),
+        (
+            {"table": {"target": "ill", "columns": {"age": "number", "sex": ["f", "m"]}}},
+            "the column 'age' would be standardised by an exact mean",
+        ),
+    ],
+)
+def test_what_has_no_noise_is_refused(changes: dict[str, Any], why: str) -> None:
+    experiment = {"privacy": NOISY, **changes}
+    purpose = experiment.pop("purpose", "training")
+    with pytest.raises(UserError, match=why):
+        small_plan(**experiment).changed(purpose=purpose)
