@@ -43,7 +43,7 @@ from orchard.core.federation import Federation
 from orchard.core.vector import Network
 from orchard.data.samples import Samples
 from orchard.errors import Stopped, UserError
-from orchard.experiment import Experiment, RunOptions, load_experiment
+from orchard.experiment import RunOptions, load_experiment
 from orchard.report.content import contents_of
 from orchard.report.page import whole_page, write_report
 from orchard.runs.folder import RunFolder
@@ -327,7 +327,6 @@ def test_without_privacy_canaries_show_far_more_than_chance() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("privacy" not in Experiment.model_fields, reason="there is no differential privacy yet")
 @pytest.mark.parametrize("epsilon", [1, 3, 8])
 def test_with_privacy_the_bound_stays_below_what_is_promised(epsilon: float) -> None:
     assert canary_bound(privacy={"epsilon": epsilon}) < epsilon

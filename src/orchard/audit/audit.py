@@ -42,6 +42,7 @@ from orchard.data.clients import FederatedData
 from orchard.data.samples import Samples
 from orchard.errors import RunFailed, UserError
 from orchard.experiment import Experiment, RunOptions
+from orchard.privacy.accounting import account_of
 from orchard.randomness import derived_seed
 from orchard.runs.environment import RESULTS_VERSION
 from orchard.runs.files import to_json, write_tensors
@@ -111,9 +112,11 @@ class _Work:
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property
-    def privacy(self) -> Mapping[str, Any]:
-        """What the run promises, by the names of its settings."""
-        return self.experiment.identity().get("privacy") or {}
+    def epsilon(self) -> float | None:
+        """The largest ε of a client that the run promises; None without differential privacy."""
+        if self.experiment.privacy is None:
+            return None
+        return max(account_of(self.experiment, len(client.train.y)).epsilon for client in self.data.clients)
 
     def audit(self) -> Audit:
         """Repeat, attack, and put together."""
@@ -140,7 +143,7 @@ class _Work:
         self._draw(images or {})
         return Audit(
             method_label(self.experiment.method),
-            self.privacy.get("epsilon"),
+            self.epsilon,
             self.plan,
             _same_figures(result, self.folder.result()),
             found,
@@ -176,7 +179,7 @@ class _Work:
         if not self.plan.canaries:
             return {}
         self.say("canaries")
-        delta = self.privacy.get("delta", 0.0)
+        delta = 0.0 if self.experiment.privacy is None else self.experiment.privacy.delta
         canaries = canaries_of(self.data, self.plan.canaries, self.plan.seed)
         parts = canaries.training_parts(self.data)
         losses = self._kept("canaries", parts, Recorder(canaries.samples, compared=True), self.experiment.seed)
