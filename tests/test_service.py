@@ -21,9 +21,9 @@ from orchard.sites.trail import Trail, verify
 pytest.importorskip("nvflare")
 
 from federation import COORDINATOR, Federation, digits, ended, free_port
-from orchard.sites.kit import mark_kit
 from orchard.sites.party import Party, party_of
 from orchard.sites.service import STATE, health, start, stop
+from sites import kit_of_north
 
 NOBODY = 65534
 
@@ -31,13 +31,7 @@ NOBODY = 65534
 @pytest.fixture
 def party(tmp_path: Path) -> Party:
     """A site whose kit has all that the service reads."""
-    kit = tmp_path / "kit"
-    for name in ("startup", "local"):
-        (kit / name).mkdir(parents=True)
-    mark_kit(kit)
-    startup = {"servers": [{"service": {"target": "hub.example.org:8002"}}], "client": {"fqsn": "north"}}
-    (kit / "startup" / "fed_client.json").write_text(json.dumps(startup))
-    (kit / "local" / "site.toml").write_text('data = "../data.npz"\nrecords = "../records"\n')
+    kit = kit_of_north(tmp_path / "kit", home="..")
     return party_of(kit, "site")
 
 

@@ -115,6 +115,11 @@ def known_members(kit: Path, settings: SiteSettings) -> dict[str, str]:
     return read_members(told_in(kit, settings, FILE)) or members_of(kit)
 
 
+def known_sites(kit: Path, settings: SiteSettings) -> list[str]:
+    """Return their names; of a kit that was made without members, those in its consortium."""
+    return list(known_members(kit, settings)) or consortium_of(kit).sites
+
+
 def described(kit: Path, settings: SiteSettings, own: str) -> Iterator[str]:
     """Yield who takes part as far as a site knows, for its operator."""
     file, known, accepted = told_in(kit, settings, FILE), known_members(kit, settings), members_of(kit)

@@ -5,6 +5,7 @@ key of the authority can neither write one nor shorten it; who carries it can on
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -101,7 +102,11 @@ def authority_of(kit: Path) -> "x509.Certificate":
 
 def mark_of(kit: Path) -> str:
     """Return what tells a kit's authority from others: what was said under one counts for nothing under the next."""
-    return fingerprint_of(authority_of(kit))[:16]
+    file = kit / "startup" / "rootCA.pem"
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"{kit}: is not a whole startup kit: {file}: {error.strerror}") from None
 
 
 def newest(kit: Path, files: Iterable[Path]) -> tuple[Revocations, str]:
