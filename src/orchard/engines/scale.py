@@ -3,8 +3,7 @@
 Of every vector that travels both ways count its length ‖w‖ and its step ‖w − before‖: from what the server has just
 sent the client under that name, or from the client's last upload, or in the first round from an initial model. Both
 are compared with the median of all clients' in this round and the last ones. Refused uploads count there too: a
-minority cannot move the median, and honest clients whose steps all grow are not refused for long. From an upload of k
-rounds ago a step may be k times as long: nobody is refused for ever who begins anew, or was refused once.
+minority cannot move the median, and honest clients whose steps all grow are not refused for long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +32,6 @@ class Scale:
         self.compared = [name for name, length in federation.traffic.up.items() if length in lengths]
         self.last: dict[int, Vectors] = {}
         """Each client's last good upload."""
-        self.since: dict[int, int] = {}
-        """The round of that upload."""
         self.rounds: list[dict[str, list[list[float]]]] = []
         """Of each round, by name: length and step of every upload."""
 
@@ -50,22 +47,18 @@ class Scale:
         }
         now = {name: [mine[name] for mine in sizes.values()] for name in self.compared}
         self.rounds = [*self.rounds, now][-LAST_ROUNDS - 1 :]
-        ages = {i: max(1, round - self.since.get(i, -1)) for i in uploads}
-        refused = {i: why for i in uploads if (why := self._beyond(sizes[i], ages[i], uploads[i], sent.get(i, {})))}
-        good = uploads.keys() - refused.keys()
-        self.last |= {i: uploads[i] for i in sorted(good)}
-        self.since |= dict.fromkeys(sorted(good), round)
+        refused = {i: why for i in uploads if (why := self._beyond(i, sizes[i], uploads[i], sent.get(i, {})))}
+        self.last = {**self.last, **{i: upload for i, upload in uploads.items() if i not in refused}}
         failures = {i: Failure(self.names[i], round, f"rejected: {why}") for i, why in refused.items()}
         return {**updates, **failures}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
-        last = {i: dict(upload) for i, upload in self.last.items()}
-        return {"last": last, "since": dict(self.since), "rounds": self.rounds}
+        return {"last": {i: dict(upload) for i, upload in self.last.items()}, "rounds": self.rounds}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""
-        self.last, self.since, self.rounds = dict(state["last"]), dict(state["since"]), state["rounds"]
+        self.last, self.rounds = state["last"], state["rounds"]
 
     def _size(self, client: int, name: str, upload: Vectors, sent: Mapping[int, Vectors]) -> list[float]:
         """Return length and step of a vector."""
@@ -83,22 +76,31 @@ class Scale:
         models = [self.federation.initial_model(), self.federation.initial_core(client)]
         return [model for model in models if len(model) == length]
 
-    def _beyond(self, sizes: Mapping[str, Sequence[float]], age: int, upload: Vectors, sent: Vectors) -> str:
-        """Return what is out of scale; an empty string if nothing is. The last good upload is `age` rounds old."""
+    def _beyond(self, client: int, sizes: Mapping[str, Sequence[float]], upload: Vectors, sent: Vectors) -> str:
+        """Return what is out of scale; an empty string if nothing is."""
         for name, (length, step) in sizes.items():
             if len(self.rounds[-1][name]) < FEWEST:
                 continue
             seen = [size for round in self.rounds for size in round[name]]
             usual, usual_step = (median_high(column) for column in zip(*seen, strict=True))
-            usual_step = max(usual_step, SHORTEST * usual) * (1 if name in sent else age)
             if length > self.factor * usual:
                 return f"the length of {name!r} is {length / usual:.0f} times the median"
+            least = max(usual_step, SHORTEST * usual)
+            anew = name not in sent and self._begins_anew(client, upload[name], usual_step)
+            if step <= self.factor * least or anew:
+                continue
             # A client that was away goes on from what it has just received.
             alike = [other for other in sent.values() if other.shape == upload[name].shape]
-            step = min(step, _nearest(upload[name], alike)) if alike else step
-            if step > self.factor * usual_step:
-                return f"the step of {name!r} is {step / usual_step:.0f} times the median"
+            if not alike or _nearest(upload[name], alike) > self.factor * least:
+                return f"the step of {name!r} is {step / least:.0f} times the median"
         return ""
+
+    def _begins_anew(self, client: int, vector: Tensor, usual_step: float) -> bool:
+        """Tell whether a vector is a step from an initial model, as that of a site which has lost its records."""
+        return any(
+            _nearest(vector, [model]) <= self.factor * max(usual_step, SHORTEST * _norm(model))
+            for model in self._initial(client, len(vector))
+        )
 
 
 def _nearest(vector: Tensor, others: Sequence[Tensor]) -> float:
