@@ -22,7 +22,7 @@ def compared() -> orchard.Compared:
 
 def test_it_is_said_in_a_line_and_in_a_notebook_as_a_table(compared: orchard.Compared) -> None:
     best = compared.best
-    said = f"<Compared: 3 methods, 2 seeds, 4 clients, best {best.label}, accuracy {best.bmcta}>"
+    said = f"<Compared: 3 methods, 2 seeds, 4 clients, best {best.label}, accuracy {best.bmcta} %>"
     assert repr(compared) == said
     page = compared._repr_html_()
     assert page.count("<tr>") == 4
@@ -72,6 +72,8 @@ def test_what_was_not_compared_is_said(compared: orchard.Compared) -> None:
         orchard.compare("graft")
     with pytest.raises(orchard.UserError, match=r"^method\.name = 'grafd': unknown method; did you mean 'graft'\?$"):
         orchard.compare(["grafd"])
+    with pytest.raises(orchard.UserError, match=r"^apple:mu: expected NAME:PARAMETER=VALUE, e\.g\. apple:mu=0$"):
+        orchard.compare(["apple:mu"])
 
 
 def test_runs_in_a_folder_are_reused(tmp_path: Path) -> None:
@@ -119,7 +121,9 @@ def test_a_client_has_a_number_or_a_name(tmp_path: Path) -> None:
     one, other = (result.personalised(client).state_dict() for client in (2, "client 2"))
     assert all(one[name].equal(other[name]) for name in one)
     for wrong in (4, -1, "north"):
-        with pytest.raises(orchard.UserError, match=rf"^client = {wrong!r}: is none; there are 0 to 3: client 0, "):
+        with pytest.raises(
+            orchard.UserError, match=rf"^client = {wrong!r}: no such client; there are 0 to 3: client 0, "
+        ):
             result.personalised(wrong)
     result.models = ()
     with pytest.raises(orchard.UserError, match=r"orchard\.load"):

@@ -37,6 +37,8 @@ def federated_data(experiment: Experiment, data_dir: Path | None = None) -> Fede
     tables = experiment.dataset not in CATALOGUE and is_table(path)
     by_client = comes_by_client(experiment.dataset, experiment.volumes)
     if tables:
+        if not path.exists():
+            raise UserError(f"dataset = {experiment.dataset!r}: there is no such file")
         by_client = settings_of(experiment).site is not None or path.is_dir()
     check_partition(experiment, by_client=by_client)
     if experiment.layout and path.suffix.lower() != ".npz":

@@ -50,7 +50,9 @@ def method_settings(name: str) -> type[MethodSettings]:
     """Return the settings class of a method; an unknown name gets the nearest one suggested."""
     known = all_methods()
     if name not in known:
-        raise ValueError(f"name = {name!r}: unknown method; {nearest(name, list(known))}")
+        bare, _, parameters = name.partition(":")
+        hint = f"only `orchard compare` takes parameters with the name; here: --method {bare} --set method.{parameters}"
+        raise ValueError(f"name = {name!r}: unknown method; {hint if bare in known else nearest(name, list(known))}")
     try:
         settings = known[name].load()
     except (ImportError, AttributeError) as error:
