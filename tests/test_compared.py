@@ -1,6 +1,7 @@
 """Methods compared from Python, and the pages that results write."""
 
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import orchard
 from helpers import SMALL, small_arrays, small_run
 from orchard.methods.apple import Apple
+from orchard.methods.separate import Separate
 from orchard.runs.listing import found_runs
 
 mpl.use("agg")
@@ -74,6 +76,16 @@ def test_what_was_not_compared_is_said(compared: orchard.Compared) -> None:
         orchard.compare(["grafd"])
     with pytest.raises(orchard.UserError, match=r"^apple:mu: expected NAME:PARAMETER=VALUE, e\.g\. apple:mu=0$"):
         orchard.compare(["apple:mu"])
+
+
+@pytest.mark.filterwarnings("ignore:method.name = 'own':orchard.errors.ResumeWarning")
+def test_a_method_of_ones_own_is_found_again_in_the_same_process() -> None:
+    class Own(Separate):
+        name: Literal["own"] = "own"  # type: ignore[assignment]
+
+    compared = orchard.compare([Own(), "separate"], small_arrays(), **QUICK)
+    assert compared.result("own").bmcta == compared.result("separate").bmcta
+    assert orchard.Experiment(method="own").method == Own()
 
 
 def test_runs_in_a_folder_are_reused(tmp_path: Path) -> None:
