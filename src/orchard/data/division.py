@@ -177,7 +177,7 @@ def checked(clients: Sequence[ClientData], task: Task, matrix: Matrix | None = N
             if len(getattr(client, part).y) == 0:
                 raise UserError(
                     f"partition: leaves {client.name} without a {part} sample; "
-                    "use fewer clients, more of the data, or another partition or partition.seed"
+                    f"use fewer clients than {len(clients)}, more of the data, or another partition, such as iid"
                 )
     shapes = {tuple(getattr(client, part).x.shape[1:]) for client in clients for part in PARTS}
     if len(shapes) > 1:
