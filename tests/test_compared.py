@@ -1,5 +1,6 @@
 """Methods compared from Python, and the pages that results write."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ import pytest
 
 import orchard
 from helpers import SMALL, small_arrays, small_run
+from orchard.cli.tables import relationship_table
 from orchard.methods.apple import Apple
 from orchard.methods.separate import Separate
 from orchard.runs.listing import found_runs
@@ -86,6 +88,12 @@ def test_a_method_of_ones_own_is_found_again_in_the_same_process() -> None:
     compared = orchard.compare([Own(), "separate"], small_arrays(), **QUICK)
     assert compared.result("own").bmcta == compared.result("separate").bmcta
     assert orchard.Experiment(method="own").method == Own()
+
+
+def test_clients_with_names_of_their_own_are_numbered_as_the_columns_are(compared: orchard.Compared) -> None:
+    named = replace(compared.comparison, clients=["client 0", "north", "south", "client 3"])
+    labels = list(map(str, relationship_table(named, np.eye(4).tolist()).columns[0].cells))
+    assert labels == ["client 0", "1: north", "2: south", "client 3"]
 
 
 def test_runs_in_a_folder_are_reused(tmp_path: Path) -> None:

@@ -85,4 +85,3 @@ def _print(choices: list["Choice"], score: "Measure") -> None:
                 f"orchard: {choice.contender.label}: lr is the {choice.edge} tried; look further with --set lr={lr}",
                 err=True,
             )
-    typer.echo("orchard compare --tuned, with the same options, compares the methods with these", err=True)
