@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -204,8 +205,17 @@ class Accident:
             while len(pids := [int(file.name[4:]) for file in self.folder.glob("pid-*")]) < self.processes:
                 time.sleep(0.05)
             self.what(pids)
+            while all(map(runs, pids)):  # a process outlives its node for a moment
+                time.sleep(0.05)
         finally:
             (self.folder / "hold").unlink()
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_one(pids: list[int]) -> None:
