@@ -51,7 +51,11 @@ def test_all_that_is_exported_is_explained(site: Path) -> None:
 @needs_chromium
 def test_it_is_read_and_searched_from_a_folder_without_a_network(site: Path, browser: Browser) -> None:
     with reading(browser, site / "index.html") as reader:
-        reader.page.get_by_role("textbox", name="Search").fill("pathological")
+        box = reader.page.get_by_role("textbox", name="Search")
+        box.click()
+        # What is typed while the index is still being read is looked for at the next key only.
+        expect(reader.page.locator(".md-search-result__meta")).to_have_text("Type to start searching")
+        box.press_sequentially("pathological")
         found = reader.page.locator(".md-search-result__link")
         expect(found.first).to_be_visible()
         assert any("data.html" in str(link.get_attribute("href")) for link in found.all())
