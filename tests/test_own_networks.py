@@ -214,7 +214,7 @@ class Later(Own):
 
     def forward(self, x: Tensor) -> Tensor:
         type(self).calls += 1
-        if type(self).calls > 40:
+        if type(self).calls > 60:  # all that is tried before the first round takes fewer
             self.spoil(x)
         return super().forward(x)
 

@@ -94,6 +94,6 @@ def test_the_pages_files_are_in_the_wheel(tmp_path: Path) -> None:
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     here = {file.name for file in (ROOT / "src/orchard/report").iterdir() if file.suffix in (".html", ".css", ".js")}
     assert {Path(name).name for name in names if name.startswith("orchard/report/")} >= here
-    assert len(here) == 10
+    assert len(here) == 11
     modules = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src/orchard").rglob("*.py")}
     assert modules <= set(names), "a module that the wheel lacks: does .gitignore name it?"
