@@ -87,7 +87,7 @@ def test_a_method_of_ones_own_is_found_again_in_the_same_process() -> None:
 
     compared = orchard.compare([Own(), "separate"], small_arrays(), **QUICK)
     assert compared.result("own").bmcta == compared.result("separate").bmcta
-    assert orchard.Experiment(method="own").method == Own()
+    assert orchard.Experiment.model_validate({"method": "own"}).method == Own()
 
 
 def test_clients_with_names_of_their_own_are_numbered_as_the_columns_are(compared: orchard.Compared) -> None:

@@ -23,7 +23,7 @@ RUNS = Path("runs")
 class WithSettings(TyperCommand):
     """A command with --set: it says of a setting that is typed as an option how to give it."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments."""
         known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
         for option in (word.partition("=")[0] for word in args if word.startswith("--")):
