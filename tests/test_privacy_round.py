@@ -1,6 +1,7 @@
 """A round under privacy: batches, noise, what is counted, what is withheld; and every method from start to end."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from helpers import (
     small_run,
 )
 from orchard.core.contract import Download
-from orchard.core.training import ClientContext, gradient
+from orchard.core.training import ClientContext, gradient, run_epochs
 from orchard.errors import RunFailed, Stopped, UserError
 from orchard.experiment import Experiment
 from orchard.method import Queries
@@ -45,25 +46,34 @@ def context_of(experiment: Experiment, client: int = 0, round: int = 0) -> Clien
     return context
 
 
+def inside(context: ClientContext, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the samples of a batch, which a method does not see."""
+    assert context.private is not None
+    part = context.private._part(x, y)
+    return part.x, part.y
+
+
 def taken(context: ClientContext, round: int = 0) -> list[Tensor]:
-    return [x for epoch in range(2) for x, _ in context.batches(round, epoch)]
+    return [inside(context, *batch)[0] for epoch in range(2) for batch in context.batches(round, epoch)]
 
 
 def test_the_gradient_is_the_clipped_sum_with_noise_divided_by_the_expected_batch() -> None:
     privacy = Privacy(noise_multiplier=2.0, clip=0.5)
     context = context_of(small_experiment(privacy=privacy))
     assert context.private is not None
-    ((x, y), *_) = list(context.private.batches(1))
+    for x, y in context.private.batches(1):
+        samples, _ = inside(context, x, y)
     draws = Noise.of_seed(42, 0).of(b"round 0")
     chosen = draws.generator(1).random(17) < 8 / 17
     data = small_data(small_experiment()).clients[0].train
-    assert torch.equal(x, data.x[chosen])
+    assert torch.equal(samples, data.x[chosen])
     # Only the batch that is being trained on has a gradient: its turn is over.
     with pytest.raises(UserError, match="no batch of run_epochs"):
         gradient(context.network, x, y)
     context = context_of(small_experiment(privacy=privacy))
-    (x, y) = next(iter(context.batches(0, 0)))
+    x, y = next(context.batches(0, 0))
     gradient(context.network, x, y)
+    x, y = inside(context, x, y)
     noised = context.network.gradient.clone()
     context.network.private = None
     expected = torch.zeros_like(noised)
@@ -89,7 +99,7 @@ def test_an_empty_batch_takes_a_step_of_noise_alone() -> None:
         context = context_of(experiment, round=r % 3)
         for x, y in context.batches(0, 0):
             loss = gradient(context.network, x, y)
-            if not len(y):
+            if not len(inside(context, x, y)[1]):
                 assert loss == 0
                 assert bool(context.network.gradient.any())
                 return
@@ -123,17 +133,22 @@ def test_a_round_gives_no_more_than_it_may_ask() -> None:
 def test_halves_are_disjoint_and_cost_one_gradient() -> None:
     context = context_of(small_experiment(batch_size=1000, privacy=NOISY))
     assert context.private is not None
-    x, y = next(iter(context.batches(0, 0)))
+    x, y = next(context.batches(0, 0))
+    everything, _ = inside(context, x, y)
     first, second = context.private.halves(x, y)
-    assert len(first[1]) + len(second[1]) == 17
-    rows = {tuple(row) for row in torch.cat([first[0], second[0]]).tolist()}
-    assert rows == {tuple(row) for row in x.tolist()}
+    one, other = (inside(context, *half)[0] for half in (first, second))
+    assert len(one) + len(other) == 17
+    assert {tuple(row) for row in torch.cat([one, other]).tolist()} == {tuple(row) for row in everything.tolist()}
     gradient(context.network, *first)
-    gradient(context.network, *second)
+    # One half twice would cost its samples two.
     with pytest.raises(UserError, match="asks more"):
         gradient(context.network, *first)
-    with pytest.raises(UserError, match="no batch"):
-        gradient(context.network, x, y)
+    gradient(context.network, *second)
+    with pytest.raises(UserError, match="asks more"):
+        gradient(context.network, *second)
+    for wrong in ((x, y), (first[0], second[1])):
+        with pytest.raises(UserError, match="no batch"):
+            gradient(context.network, *wrong)
 
 
 def test_a_mean_loss_is_clipped_and_noised() -> None:
@@ -198,6 +213,48 @@ def test_a_method_that_reads_samples_is_refused_with_a_sentence() -> None:
         RunFailed, match=r"sees its data through run_epochs, local_sgd, gradient and context\.loss only"
     ):
         small_run(method=Curious(), privacy=NOISY)
+
+
+class Own(FedAvgLocal):
+    """Makes a gradient of its own in its steps, as one that adds a term to the loss may."""
+
+    name: str = "own"  # type: ignore[assignment]
+    look: ClassVar[Callable[[ClientContext, Tensor, Tensor], Any]]
+
+    def client(self, index: int, federation: Any) -> FedAvgClient:
+        return OwnClient(federation, type(self).look)
+
+
+class OwnClient(FedAvgClient):
+    def __init__(self, federation: Any, look: Callable[[ClientContext, Tensor, Tensor], Any]) -> None:
+        super().__init__(federation)
+        self.look = look
+
+    def train(self, context: ClientContext, round: int) -> float:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            self.look(context, x, y)
+            return gradient(context.network, x, y)
+
+        return run_epochs(context, round, step)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda context, x, y: context.network.module(x).sum().backward(),
+        lambda context, x, y: torch.bincount(y),
+        lambda context, x, y: x[:1],
+        lambda context, x, y: len(y) < 2,  # who else is in a batch is secret
+    ],
+    ids=["loss", "labels", "sample", "size"],
+)
+def test_a_method_does_not_see_what_is_in_a_batch(
+    look: Callable[[ClientContext, Tensor, Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Own, "look", staticmethod(look), raising=False)
+    assert small_run(method=Own(), rounds=1)
+    with pytest.raises(RunFailed, match="this one reads samples itself"):
+        small_run(method=Own(), rounds=1, privacy=NOISY)
 
 
 def test_a_network_with_batch_norm_is_refused_before_training() -> None:

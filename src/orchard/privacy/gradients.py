@@ -160,7 +160,8 @@ def _lengths(rows: Tensor) -> Tensor:
     """Return the length of each row, also of one whose squares are too small: times a long row it may be long."""
     largest = rows.abs().amax(1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1)
-    return torch.linalg.vector_norm(rows / scale, dim=1) * scale[:, 0]
+    lengths: Tensor = torch.linalg.vector_norm(rows / scale, dim=1) * scale[:, 0]
+    return lengths
 
 
 Part = _Explicit | _Outer

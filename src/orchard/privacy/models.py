@@ -28,7 +28,7 @@ def check_private(network: "Network", shape: tuple[int, ...]) -> None:
         network.module.train()(x)
         changed = [name for name, b in network.module.named_buffers() if not torch.equal(b, before[name])]
         network.module.eval()
-        together, alone = network.module(x), torch.cat([network.module(one) for one in x.split(1)])
+        together, alone = network.module(x), torch.cat([network.module(one) for one in torch.split(x, 1)])
         network.module.train()
     if changed:
         raise UserError(f"[privacy]: training changes the model's buffer {changed[0]!r}, which would have no noise")
