@@ -25,6 +25,9 @@ from helpers import (
 )
 from orchard.core.contract import Download
 from orchard.core.training import ClientContext, gradient, run_epochs
+from orchard.core.vector import Network
+from orchard.data.clients import ClientData
+from orchard.data.samples import Samples
 from orchard.errors import RunFailed, Stopped, UserError
 from orchard.experiment import Experiment
 from orchard.method import Queries
@@ -34,6 +37,7 @@ from orchard.privacy.accounting import account, account_of
 from orchard.privacy.noise import Noise
 from orchard.privacy.private_round import LOSS_LIMIT, PrivateRound
 from orchard.privacy.settings import Privacy
+from orchard.tasks.regression import Regression
 
 NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
 
@@ -128,6 +132,33 @@ def test_a_round_gives_no_more_than_it_may_ask() -> None:
         gradient(context.network, x, y)
     with pytest.raises(UserError, match="asks more train losses"):
         context.loss(context.network.vector.clone(), "train")
+
+
+@pytest.mark.parametrize(("record", "shift"), [(1e3, 1.0), (math.nan, 0.0), (math.inf, 0.0)])
+def test_all_that_shows_of_a_record_is_the_mixture_that_the_account_is_made_of(record: float, shift: float) -> None:
+    """Of a record whose gradient is as long as can be: N(0, σ²) or, with probability q, N(1, σ²), along it."""
+    from scipy.stats import kstest, norm
+
+    sigma, clip, rate = 0.8, 0.3, 0.5
+    network = Network(torch.nn.Linear(1, 1, bias=False), task=Regression(("t",), (0.0,), (1.0,)))
+    network.vector.zero_()
+    # f(x) = w·x = 0: of the first record, y = 0, the gradient is 0, of the second −2·record, which is clipped.
+    both = Samples(torch.tensor([[1.0], [record]]), torch.tensor([[0.0], [1.0]]))
+    privacy = Privacy(noise_multiplier=sigma, clip=clip)
+    spent = account(privacy, 2, 1, Queries(1))
+    assert spent.rate == rate
+    found = []
+    for draw in range(2000):
+        private = PrivateRound(privacy, spent, Queries(1), Noise(f"{draw}".encode()), ClientData("a", both, both, both))
+        for x, y in private.batches(1):
+            private.gradient(network, x, y)
+            found.append(-network.gradient.item() * private.expected / clip)
+
+    def mixture(z: Any) -> Any:
+        return (1 - rate) * norm.cdf(z, 0, sigma) + rate * norm.cdf(z, shift, sigma)
+
+    assert kstest(found, mixture).pvalue > 0.01
+    assert kstest(found, lambda z: norm.cdf(z, 1 - shift, sigma)).pvalue < 1e-6
 
 
 def test_halves_are_disjoint_and_cost_one_gradient() -> None:
