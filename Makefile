@@ -48,10 +48,11 @@ bench: $(VENV)/runtime ## Measure speed, as ratios
 docs: $(VENV)/development ## Build the documentation as a site, in site/, and check its links
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-documents: $(VENV)/runtime ## Write anew what is generated of docs/: results, choosing, privacy, methods, settings, commands
+documents: $(VENV)/runtime ## Write anew what is generated of docs/: figures that were measured, methods, settings, commands
 	@$(BIN)/python -m orchard.paper.document results docs/results.md
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
 	@$(BIN)/python -m orchard.report.privacy results docs/privacy.md
+	@$(BIN)/python -m orchard.audit.document results docs/audit.md
 	@$(BIN)/python benchmarks/attacks.py table results/attacks.json docs/deploy.md
 	@$(BIN)/python -m orchard.methods.description docs/methods.md
 	@$(BIN)/python -m orchard.cli.reference docs

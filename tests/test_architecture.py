@@ -19,10 +19,14 @@ ROOMS = {
     "engines": {"core", "privacy", "data", "tasks"},
     "runs": {"engines", "methods", "core", "privacy", "data", "tasks"},
     "export": {"runs", "engines", "core", "privacy", "data", "tasks"},
+    "audit": {"runs", "engines", "core", "privacy", "data", "tasks"},
     "sites": {"export", "runs", "engines", "methods", "core", "privacy", "data", "tasks"},
-    "report": {"runs", "core", "data", "tasks"},
+    "report": {"audit", "runs", "core", "data", "tasks"},
     "paper": {"runs", "methods", "core", "data"},
-    "cli": {"paper", "report", "sites", "export", "runs", "engines", "methods", "core", "privacy", "data", "tasks"},
+    "cli": {
+        *("paper", "report", "sites", "audit", "export", "runs", "engines", "methods", "core", "privacy", "data"),
+        "tasks",
+    },
 }
 """A room may import itself, the files at the top, and these."""
 

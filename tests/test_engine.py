@@ -151,7 +151,7 @@ def test_clients_never_see_cores_of_the_same_round() -> None:
         selected = engine.start(federation)
         initial = [federation.initial_core(j).clone() for j in range(4)]
         engine.exchange({i: Download(0, server.send(i, selected[i])) for i in range(4)})
-        for i, client in enumerate(engine.clients):
+        for i, client in engine.clients.items():
             for j, copied in enumerate(client.copies):  # type: ignore[attr-defined]
                 assert (copied is None) if i == j else torch.equal(copied, initial[j])
 

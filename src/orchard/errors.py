@@ -31,3 +31,7 @@ class ModelWarning(UserWarning):
 
 class ResumeWarning(UserWarning):
     """A run is resumed, but people should know something about it."""
+
+
+class ClusterWarning(UserWarning):
+    """Something of a cluster was lost, or differs; the run goes on, but people should know."""

@@ -178,12 +178,28 @@ class RunOptions(Settings):
 
     out: LaxPath | None = Field(default=None, description="the run's folder; none: nothing is written")
     data_dir: LaxPath | None = Field(default=None, description="where data files are; else $ORCHARD_DATA")
-    workers: int | None = Field(default=None, ge=1, description="clients trained at the same time; default: the cores")
-    threads: int = Field(default=1, ge=1, description="compute threads of each worker")
+    engine: Literal["local", "ray"] = Field(
+        default="local", description="who trains the clients: this process, or the nodes of a Ray cluster"
+    )
+    address: str | None = Field(
+        default=None, description="of the Ray cluster; none: $RAY_ADDRESS, or else a cluster of this machine alone"
+    )
+    workers: int | None = Field(
+        default=None, ge=1, description="clients trained at the same time, on Ray on each node; default: the cores"
+    )
+    threads: int = Field(default=1, ge=1, description="compute threads of each worker, and the CPUs it takes from Ray")
     device: str = Field(default="cpu", description="where networks are trained, by PyTorch's name: cpu, cuda, cuda:1")
+    gpus: float = Field(
+        default=1.0, gt=0, le=1, description='with device = "cuda": the share of a GPU that a client takes from Ray'
+    )
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="rounds between checkpoints; default: as few as cost at most 2 % of the time"
     )
+
+    @property
+    def server_device(self) -> str:
+        """Where the server computes: with the clients if they are in its process."""
+        return self.device if self.engine == "local" else "cpu"
 
 
 def to_toml(experiment: Experiment, options: RunOptions | None = None) -> str:

@@ -10,13 +10,14 @@ import typer
 from orchard import __version__
 from orchard.cli.options import app
 from orchard.engines.pages import use_large_pages
-from orchard.errors import DataWarning, ModelWarning, ResumeWarning, RunFailed, Stopped, UserError
+from orchard.errors import ClusterWarning, DataWarning, ModelWarning, ResumeWarning, RunFailed, Stopped, UserError
 
 # isort: off
 from orchard.cli import (  # in the order of --help
     running,
     tuning,
     joining,
+    auditing,
     methods,
     panel,
     looking,
@@ -29,6 +30,7 @@ from orchard.cli import (  # in the order of --help
 
 __all__ = [
     "app",
+    "auditing",
     "data",
     "deploy",
     "joining",
@@ -70,7 +72,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Show Orchard's own warnings as one line each; format all others as Python does."""
-    plain = issubclass(category, DataWarning | ModelWarning | ResumeWarning)
+    plain = issubclass(category, ClusterWarning | DataWarning | ModelWarning | ResumeWarning)
     text = f"orchard: {message}" if plain else warnings.formatwarning(message, category, filename, lineno).rstrip()
     typer.echo(text, err=True)
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,12 @@ Partition = Annotated[
 Clients = Annotated[int | None, typer.Option(help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]
+Engine = Annotated[
+    Literal["local", "ray"] | None, typer.Option(help="Who trains: this process, or a Ray cluster (extra [ray]).")
+]
+Address = Annotated[
+    str | None, typer.Option(help="Of the Ray cluster; default: $RAY_ADDRESS, or one of this machine alone.")
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
 ]
@@ -68,6 +74,11 @@ def trusted(run: Path, *, trust: bool) -> None:
     made = (run / "experiment.toml").exists()
     experiment = RunFolder(run).experiment() if made or not run.is_dir() else Offer.read(run).experiment
     check_trust(experiment.model, run, trust)
+
+
+def chosen(**options: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def listed(option: str, text: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchard.cli.options import RUNS, DataDir, Quiet, Workers, app, listed, seeds_of
+from orchard.cli.options import RUNS, Address, DataDir, Engine, Quiet, Workers, app, chosen, listed, seeds_of
 
 DEFAULT = "separate,fedavg-ft,ditto,apfl,heurfedamp,fedfomo,apple,graft"
 
@@ -18,6 +18,8 @@ def panel(
     federations: Annotated[str | None, typer.Option(help="Only these, with commas; default: all.")] = None,
     data_dir: DataDir = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are reused.")] = RUNS / "panel",
     style: Annotated[
         Literal["text", "csv", "markdown", "page"], typer.Option("--format", help="How the tables are printed.")
@@ -39,7 +41,7 @@ def panel(
     names = check_federations(listed("federations", federations) if federations else [])
     if results and not results.is_dir():
         raise UserError(f"--results: there is no folder {results}")
-    options = RunOptions(data_dir=data_dir, workers=workers)
+    options = RunOptions(**chosen(data_dir=data_dir, workers=workers, engine=engine, address=address))
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         found = run_panel(listed("methods", methods), seeds_of(seeds), names, options, out, watcher, stop)
     formats = {"text": as_text, "csv": as_csv, "markdown": as_markdown, "page": as_page}

@@ -14,7 +14,7 @@ from orchard.runs.checks import FIRST_ROUNDS, findings, unmoved_loss
 from orchard.runs.loop import Progress as OnProgress
 from orchard.runs.progress import bar_on, newest_figures
 from orchard.runs.result import Result
-from orchard.runs.run import load_data
+from orchard.runs.run import check_options, load_data
 
 
 @contextmanager
@@ -49,6 +49,7 @@ def say(text: str) -> None:
 
 def checked_data(experiment: Experiment, options: RunOptions, *, quiet: bool) -> FederatedData:
     """Load an experiment's data, and say what is likely to go wrong with them."""
+    check_options(options)
     data = load_data(experiment, data_dir=options.data_dir)
     for finding in [] if quiet else findings(experiment, data):
         say(finding)
@@ -68,6 +69,7 @@ class GridWatcher:
     def plan(self, runs: int, rounds: int) -> None:
         """Open a bar over all rounds of all runs; it replaces that of an earlier grid."""
         self.done, self.runs, self.rounds = 0, runs, rounds
+        self.running = dict[tuple[str, int], int]()
         if self.bar:
             for task in self.bar.task_ids:
                 self.bar.remove_task(task)
@@ -80,8 +82,8 @@ class GridWatcher:
             self._advise(label, result)
             if self.bar:
                 figures = f"{label}, seed {seed}: {newest_figures(result)}"
-                done = self.done * self.rounds + result.evaluated_rounds()
-                self.bar.update(self.task, completed=done, figures=figures)
+                self.running[label, seed] = result.evaluated_rounds()
+                self.bar.update(self.task, completed=self._rounds_done(), figures=figures)
 
         return advance
 
@@ -90,10 +92,12 @@ class GridWatcher:
         how = f"kept in {kept}" if kept else f"{result.seconds:.0f} s"
         score = result.task.measures[result.task.score]
         self._advise(label, result)  # a reused run has no other callback
+        self.running.pop((label, seed), None)
         self._count(f"{label}, seed {seed}: {score.best_mean()} {score.text(result.bmcta, 2)}  ({how})")
 
     def fail(self, label: str, seed: int, reason: str) -> None:
         """Report why a run failed."""
+        self.running.pop((label, seed), None)
         self._count(f"{label}, seed {seed}: failed: {reason}")
 
     def _advise(self, label: str, result: Result) -> None:
@@ -101,10 +105,13 @@ class GridWatcher:
             self.advised.add(label)
             self.console.print(f"orchard: {label}: {text}", style="yellow", soft_wrap=True)
 
+    def _rounds_done(self) -> int:
+        return self.done * self.rounds + sum(self.running.values())
+
     def _count(self, outcome: str) -> None:
         self.done += 1
         if self.bar:
-            self.bar.update(self.task, completed=self.done * self.rounds)
+            self.bar.update(self.task, completed=self._rounds_done())
         self.console.print(f"{self.done}/{self.runs}  {outcome}", soft_wrap=True)
 
 

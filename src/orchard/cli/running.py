@@ -9,9 +9,11 @@ import typer
 
 from orchard.cli.options import (
     RUNS,
+    Address,
     Clients,
     DataDir,
     Dataset,
+    Engine,
     ExperimentFile,
     Fraction,
     Methods,
@@ -25,6 +27,7 @@ from orchard.cli.options import (
     Trust,
     Workers,
     app,
+    chosen,
     definition,
     listed,
     make_folder,
@@ -52,6 +55,8 @@ def run(
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random but the partition.")] = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: a new one in runs/.")] = None,
     settings: Settings = None,
     quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
@@ -80,6 +85,8 @@ def run(
         rounds=rounds,
         seed=seed,
         workers=workers,
+        engine=engine,
+        address=address,
         out=out,
         trust=trust,
     )
@@ -119,6 +126,8 @@ def run(
 def resume(
     run: RunArgument,
     rounds: Annotated[int | None, typer.Option(help="Extend the run to this many rounds.")] = None,
+    engine: Engine = None,
+    address: Address = None,
     quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="Print nothing but errors.")] = False,
     json: Annotated[bool, typer.Option("--json", metavar="", help="Print the summary as JSON.")] = False,
     trust: Trust = False,
@@ -134,7 +143,9 @@ def resume(
     planned = experiment.model_copy(update={"rounds": rounds or experiment.rounds})
     with ExitStack() as stack:
         progress = no_progress if quiet else stack.enter_context(watched(planned))
-        result = resume_run(run, rounds=rounds, progress=progress, stop=stack.enter_context(stoppable()))
+        where = chosen(engine=engine, address=address)
+        stop = stack.enter_context(stoppable())
+        result = resume_run(run, rounds=rounds, progress=progress, stop=stop, **where)
     _show(result, run, quiet=quiet, json=json)
 
 
@@ -150,6 +161,8 @@ def compare(
     clients: Clients = None,
     rounds: Rounds = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Reused = RUNS,
     settings: Settings = None,
     tuned: Annotated[
@@ -173,7 +186,7 @@ def compare(
     from orchard.runs.tuning import tune
 
     given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
-    given |= {"clients": clients, "rounds": rounds, "workers": workers}
+    given |= {"clients": clients, "rounds": rounds, "workers": workers, "engine": engine, "address": address}
     grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet, trust=trust)
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         if tuned:
@@ -209,6 +222,8 @@ def reproduce(
     ] = False,
     data_dir: DataDir = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders are; finished ones are kept.")] = RUNS / "paper",
     results: Annotated[Path | None, typer.Option(help="Also keep the outcome in a small file in this folder.")] = None,
     quiet: Quiet = False,
@@ -224,7 +239,7 @@ def reproduce(
     from orchard.report.figures import write_figures
 
     table: Table = "table2" if part == "table2" else "table1"
-    options = RunOptions(data_dir=data_dir, workers=workers)
+    options = RunOptions(**chosen(data_dir=data_dir, workers=workers, engine=engine, address=address))
     wanted = listed("rows", rows) if rows is not None else []
     if wanted and part == "figures":
         raise UserError("--rows: figures are of whole tables")

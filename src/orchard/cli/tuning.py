@@ -6,9 +6,11 @@ import typer
 
 from orchard.cli.options import (
     RUNS,
+    Address,
     Clients,
     DataDir,
     Dataset,
+    Engine,
     ExperimentFile,
     Fraction,
     Methods,
@@ -40,6 +42,8 @@ def tune(
     clients: Clients = None,
     rounds: Rounds = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     out: Reused = RUNS,
     settings: Settings = None,
     quiet: Quiet = False,
@@ -53,7 +57,7 @@ def tune(
     from orchard.runs.tuning import tune as tune_methods
 
     given = {"dataset": dataset, "data_dir": data_dir, "fraction": fraction, "partition": partition}
-    given |= {"clients": clients, "rounds": rounds, "workers": workers}
+    given |= {"clients": clients, "rounds": rounds, "workers": workers, "engine": engine, "address": address}
     grid, contenders = planned_grid(experiment, settings, given, methods, seeds, out, quiet=quiet, trust=trust)
     task = load_data(grid.base, grid.data).task
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:

@@ -5,7 +5,6 @@ clients train at the same time on different cores while they share data and core
 computes with one thread by default: a client's result then does not depend on how many workers there are.
 """
 
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +20,11 @@ from orchard.core.models import draws_randomly
 from orchard.core.selftest import check_network
 from orchard.core.training import ClientContext, NotFinite
 from orchard.core.vector import Model, Network
-from orchard.data.clients import DataDistribution, FederatedData
+from orchard.data.clients import ClientData, DataDistribution, FederatedData
 from orchard.engines.client_round import OnEvaluation, check_training, run_client_round
 from orchard.engines.engine import Selections
 from orchard.engines.guards import check_keys, tensors_in
+from orchard.engines.machine import cores
 from orchard.engines.memory import Stacker, return_freed_memory, share
 from orchard.engines.offload import Offloader
 from orchard.experiment import Experiment, RunOptions
@@ -41,9 +41,10 @@ class LocalEngine:
         self, experiment: Experiment, data: FederatedData, options: RunOptions, offloader: Offloader | None = None
     ) -> None:
         self.experiment, self.device, self.offloader = experiment, options.device, offloader
-        self.distribution, self.data = data.distribution(), data.clients
-        self.clients: list[Client] = []
-        self.buffers: list[Mapping[str, Tensor]] = []
+        self.distribution = data.distribution()
+        self.data = dict(enumerate(data.clients))
+        self.clients: dict[int, Client] = {}
+        self.buffers: dict[int, Mapping[str, Tensor]] = {}
         self._models: dict[int, Model] = {}
         self._failed: set[int] = set()
         """Clients that failed in the last exchange."""
@@ -52,7 +53,7 @@ class LocalEngine:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(options.threads)
         self._pool = ThreadPoolExecutor(
-            max_workers=min(options.workers or _cores(), len(self.data)),
+            max_workers=options.workers or cores(),
             thread_name_prefix="orchard",
             initializer=torch.set_num_threads,
             initargs=(options.threads,),
@@ -68,12 +69,8 @@ class LocalEngine:
         torch.set_num_threads(self._threads_before)
 
     def quorum(self, failures: Sequence[Failure]) -> int:
-        """Return more than half, if some diverge after a first round that went well; else all.
-
-        Those go on from their last good state. Whoever fails in the first round, or by an error, would fail again.
-        """
-        diverged = all(isinstance(failure.error, NotFinite) and failure.round > 0 for failure in failures)
-        return len(self.data) // 2 + 1 if diverged else len(self.data)
+        """Return how many of all must answer: see `quorum_of`."""
+        return quorum_of(len(self.data), failures)
 
     def enrol(self) -> DataDistribution:
         """Return each client's samples by class."""
@@ -82,25 +79,32 @@ class LocalEngine:
     def start(self, federation: Federation) -> Selections:
         """Make the clients; return what each selects for the first round."""
         self.federation = federation
-        method = self.experiment.method
-        self.clients = [method.client(i, federation) for i in range(federation.clients)]
-        for client in self.clients:
+        selected = self.admit(self.data)
+        if self.data:
+            check_network(federation, list(self.data.values()))
+        return selected
+
+    def admit(self, data: Mapping[int, ClientData]) -> Selections:
+        """Make some of the federation's clients; return what each selects for the first round."""
+        federation = self.federation
+        made = {i: self.experiment.method.client(i, federation) for i in data}
+        for client in made.values():
             check_keys(client)
         probe = federation.network()
-        self.data = tuple(client.to(probe.vector) for client in self.data)
-        check_training(probe, federation.shape, self.experiment, self.data)
-        check_network(federation, self.data)
-        self.buffers = [probe.buffers() for _ in self.clients]
+        self.data |= {i: held.to(probe.vector) for i, held in data.items()}
+        check_training(probe, federation.shape, self.experiment, [self.data[i] for i in made])
+        self.clients |= made
+        self.buffers |= {i: probe.buffers() for i in made}
         self.random_layers = draws_randomly(probe, federation.shape)
         declared = federation.traffic.down
         return {
             i: check_selected(client.select(0), declared, f"{type(client).__name__}.select()")
-            for i, client in enumerate(self.clients)
+            for i, client in made.items()
         }
 
     def prepare(self, server: Server, selected: Selections) -> None:
         """Let server and clients share the models that all clients are about to download."""
-        share(server, self.clients, selected)
+        share(server, list(self.clients.values()), selected)
 
     def exchange(self, downloads: dict[int, Download]) -> dict[int, ClientUpdate | Failure]:
         """Run all clients' rounds, starting with the one that has the most data."""
@@ -108,7 +112,8 @@ class LocalEngine:
         order = sorted(clients, key=lambda i: -len(self.data[i].train.y))
         rounds = {i: self._pool.submit(self._round, i, downloads.pop(i)) for i in order}
         updates = {i: rounds[i].result() for i in clients}
-        self._failed = {i for i, update in updates.items() if isinstance(update, Failure)}
+        self._failed -= updates.keys()
+        self._failed |= {i for i, update in updates.items() if isinstance(update, Failure)}
         if self.offloader:
             self.offloader.tidy()
         return_freed_memory()  # the last round's models are freed by now, and there are no new ones yet
@@ -116,34 +121,43 @@ class LocalEngine:
 
     def diagnostics(self) -> Sequence[Diagnostics]:
         """Return the clients' private figures, which a simulation may see."""
-        return [client.diagnostics() for client in self.clients]
+        return [client.diagnostics() for client in self.clients.values()]
 
     def models(self) -> Iterator[Model]:
         """Yield each client's model as last evaluated at the method's own moment."""
-        for i, client in enumerate(self.clients):
-            if i in self._models:
-                yield self._models[i]
-            else:
-                # Computed by a worker, since the number of threads affects the last bits.
-                yield self._pool.submit(client.personalised).result(), self.buffers[i]
+        for i, client in self.clients.items():
+            yield self.model(i)
+            if i not in self._models:
                 self._offload(client)
+
+    def model(self, index: int) -> Model:
+        """Return a client's model as last evaluated at the method's own moment."""
+        if index in self._models:
+            return self._models[index]
+        # Computed by a worker, since the number of threads affects the last bits.
+        return self._pool.submit(self.clients[index].personalised).result(), self.buffers[index]
 
     def state(self) -> list[dict[str, Any]]:
         """Return each client's state and buffers; and the last model of one that failed, which has no newer one."""
-        states: list[dict[str, Any]] = []
-        for i, (client, buffers) in enumerate(zip(self.clients, self.buffers, strict=True)):
-            kept = {"model": self._models[i]} if i in self._failed and i in self._models else {}
-            states.append({"client": client.state(), "buffers": dict(buffers), **kept})
-        return states
+        return [self.client_state(i) for i in self.clients]
+
+    def client_state(self, index: int) -> dict[str, Any]:
+        """Return the same of one client."""
+        kept = {"model": self._models[index]} if index in self._failed and index in self._models else {}
+        return {"client": self.clients[index].state(), "buffers": dict(self.buffers[index]), **kept}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore each client's state and buffers."""
-        for i, (client, state) in enumerate(zip(self.clients, states, strict=True)):
-            client.restore(state["client"])
-            self.buffers[i] = state["buffers"]
-            if "model" in state:
-                self._failed.add(i)
-                self._models[i] = state["model"]
+        for i, state in zip(list(self.clients), states, strict=True):
+            self.restore_client(i, state)
+
+    def restore_client(self, index: int, state: Mapping[str, Any]) -> None:
+        """Restore one client."""
+        self.clients[index].restore(state["client"])
+        self.buffers[index] = state["buffers"]
+        if "model" in state:
+            self._failed.add(index)
+            self._models[index] = state["model"]
 
     def _keeper(self, index: int, network: Network) -> OnEvaluation:
         """Return a callback that keeps the model that the round's figures are about."""
@@ -196,5 +210,10 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotFinite) else f"{type(error).__name__}: {error}"
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def quorum_of(clients: int, failures: Sequence[Failure]) -> int:
+    """Return more than half, if some diverge after a first round that went well; else all.
+
+    Those go on from their last good state. Whoever fails in the first round, or by an error, would fail again.
+    """
+    diverged = all(isinstance(failure.error, NotFinite) and failure.round > 0 for failure in failures)
+    return clients // 2 + 1 if diverged else clients

@@ -1,4 +1,4 @@
 """Show runs: as a report page, as a live page, as figures for print, and in TensorBoard.
 
-May import: runs, core, data, tasks, and the files at the top.
+May import: audit, runs, core, data, tasks, and the files at the top.
 """

@@ -1,4 +1,4 @@
-"""Reads what a report shows; no other file of this package reads run folders."""
+"""Reads what a report shows; no other file of this package reads run folders, but for audits in `leaks.py`."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,7 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment, to_toml
 from orchard.method import Moment
 from orchard.report.command import DEPLOYED, command_of
+from orchard.report.leaks import leaks_of
 from orchard.report.views import (
     SELECTED,
     Content,
@@ -86,7 +87,7 @@ def _content(entries: list[Entry]) -> Content:
     first = entries[0].experiment
     shift = f", shift: {first.shift.kind}" if first.shift else ""
     title = f"{readable(Path(first.dataset).name)}, {first.partition.name} split{shift}"
-    return Content(title, distribution, methods, repeated)
+    return Content(title, distribution, methods, repeated, leaks_of([entry.folder for entry in entries]))
 
 
 def _unlike_titles(contents: Sequence[Content]) -> list[str]:

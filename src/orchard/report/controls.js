@@ -12,6 +12,7 @@ function draw() {
   drawHelping();
   drawHoldings();
   drawTraffic();
+  drawLeaks();
   drawSettings();
 }
 

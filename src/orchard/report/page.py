@@ -40,6 +40,7 @@ SCRIPTS = (
     "headline.js",
     "classes.js",
     "helping.js",
+    "leaks.js",
     "controls.js",
 )
 
@@ -84,6 +85,7 @@ def page_data(content: Content) -> dict[str, Any]:
         "overview": overview(content),
         "ranking": asdict(ranks) if ranks else None,
         "left_out": content.left_out,
+        "leaks": asdict(content.leaks) if content.leaks else None,
         "methods": [_view_data(content, view) for view in content.methods],
     }
 

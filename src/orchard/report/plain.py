@@ -46,6 +46,8 @@ def _tables(score: Measure, shown: Mapping[str, Any]) -> list[str]:
         _table(f"Mean {score.title}", ["method", *chosen.values()], means),
         _table("Each silo", ["silo", "training samples", "test cases", *(view["label"] for view in views)], silos),
     ]
+    if shown["leaks"]:
+        tables.append(_table("What leaks", shown["leaks"]["head"], shown["leaks"]["rows"]))
     return [*tables, *(_confusions(shown, _best(shown)) if shown["counted"] else [])]
 
 

@@ -89,6 +89,17 @@ class MethodView:
 
 
 @dataclass(frozen=True)
+class Leaks:
+    """What audits found: a table with a column for each run, and what was recovered of samples, as pictures."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+    pictures: Sequence[tuple[str, str]]
+    """Each with the label of its run; the picture as a `data:` address."""
+
+
+@dataclass(frozen=True)
 class Content:
     """Some methods on the same data."""
 
@@ -97,6 +108,8 @@ class Content:
     methods: list[MethodView]
     left_out: list[str]
     """Which runs are not shown, and why."""
+    leaks: "Leaks | None" = None
+    """What audits of these runs found; None if there was none."""
 
     @property
     def score(self) -> Measure:

@@ -20,7 +20,7 @@ from orchard.runs.comparison import Comparison, Row, cells, comparison_of, headi
 from orchard.runs.grid import Contender, Grid, Measured, method_label, parse_contender, run_grid
 from orchard.runs.loop import Progress, Stop
 from orchard.runs.result import Result
-from orchard.runs.run import Data, define, load, load_data
+from orchard.runs.run import Data, check_options, define, load, load_data
 from orchard.runs.showing import scores_frame, table, write_page
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def compare(
         raise UserError("seeds: names nothing")
     use_large_pages()
     base, options, data = define(experiment, data, settings)
+    check_options(options)
     contenders = [_contender(method, base) for method in methods]
     held = load_data(base, data, options.data_dir)
     home = Path(mkdtemp(prefix="orchard-")) if out is None else Path(out)

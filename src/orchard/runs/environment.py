@@ -15,6 +15,7 @@ import torch
 
 import orchard
 from orchard.core.models import find_factory
+from orchard.engines.machine import processor
 from orchard.experiment import Experiment, RunOptions
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES")
@@ -40,9 +41,10 @@ def environment(experiment: Experiment, options: RunOptions) -> dict[str, Any]:
         "python": platform.python_version(),
         **{library: version(library) for library in LIBRARIES},
         "system": platform.platform(),
-        "cpu": _processor(),
+        "cpu": processor(),
         "instructions": _instructions(),
         "cores": os.cpu_count(),
+        "engine": options.engine,
         "device": options.device,
         "threads": options.threads,
         "rounds": experiment.rounds,
@@ -99,11 +101,3 @@ def _instructions() -> str:
     """Return which instructions of the processor are used: others give other last bits."""
     limits = (f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ)
     return " ".join([torch.backends.cpu.get_cpu_capability(), *limits])
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -207,9 +207,9 @@ class RunFolder:
         self.write("federation.json", {**asdict(result.distribution), **initial})
 
     def write_experiment(self, experiment: Experiment, options: RunOptions) -> None:
-        """Write the experiment and options, without `out`, so that the file can be run again as it is."""
+        """Write the experiment and options, without `out` and a cluster's address: the file can be run as it is."""
         folder = chosen_folder(options.data_dir)
-        kept = options.changed(out=None, data_dir=folder and folder.resolve())
+        kept = options.changed(out=None, address=None, data_dir=folder and folder.resolve())
         write_durably(self.path / "experiment.toml", to_toml(experiment.located(), kept))
 
     def append(self, finished: Round) -> None:

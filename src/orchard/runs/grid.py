@@ -19,7 +19,7 @@ from orchard.runs.environment import RESULTS_VERSION, own_code
 from orchard.runs.folder import RunFolder, State, new_folder
 from orchard.runs.loop import Progress, Stop
 from orchard.runs.result import Figures, Result, mean_over_clients
-from orchard.runs.run import load_data, resume, run
+from orchard.runs.run import check_options, load_data, resume, run
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class Measured:
         """Mean client test score, round by round."""
         curve: list[float] = mean_over_clients(self.result.scores("test", self.moment)).tolist()
         return curve
+
+
+Runs = dict[tuple[str, int], tuple[RunFolder, Result]]
+"""The folder and the figures of runs, by label and seed."""
 
 
 @dataclass
@@ -122,6 +126,7 @@ def run_grid(
     grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop: Stop | None = None
 ) -> dict[tuple[str, int], Measured]:
     """Run every contender with every seed; return results by label and seed. Raise at the end if a run failed."""
+    check_options(grid.options)
     hosts = {contender.label: _host(contender, contenders) for contender in contenders}
     runners = {host.label: host for host, _ in hosts.values()}
     # Make, and so check, all experiments before the first one runs.
@@ -132,7 +137,30 @@ def run_grid(
     }
     watcher.plan(len(runs_to_make), grid.base.rounds)
     data = load_data(grid.base, grid.data, grid.options.data_dir)
-    runs, failures = dict[tuple[str, int], tuple[RunFolder, Result]](), Failures()
+    every = _one_by_one
+    if grid.options.engine == "ray":
+        from orchard.runs.cluster import many_at_once as every  # late: it imports this module
+    runs, failures = every(runs_to_make, data, grid, watcher, stop)
+    measured = {
+        (label, seed): Measured(*runs[host.label, seed], moment)
+        for label, (host, moment) in hosts.items()
+        for seed in grid.seeds
+        if (host.label, seed) in runs
+    }
+    if failures.reasons:
+        raise GridFailed(failures, measured) from failures.cause
+    return measured
+
+
+def _one_by_one(
+    runs_to_make: Mapping[tuple[str, int], Experiment],
+    data: FederatedData,
+    grid: Grid,
+    watcher: Watcher,
+    stop: Stop | None,
+) -> tuple[Runs, Failures]:
+    """Run or reuse all experiments in this process."""
+    runs, failures = Runs(), Failures()
     for (label, seed), experiment in runs_to_make.items():
         try:
             if runs and stop and stop():  # requested in the last round of the previous run
@@ -144,15 +172,7 @@ def run_grid(
         except Stopped:
             done = f"stopped at {label}, seed {seed}; what was saved is safe; the same command goes on"
             raise Stopped("\n".join([*failures.reasons, done])) from None
-    measured = {
-        (label, seed): Measured(*runs[host.label, seed], moment)
-        for label, (host, moment) in hosts.items()
-        for seed in grid.seeds
-        if (host.label, seed) in runs
-    }
-    if failures.reasons:
-        raise GridFailed(failures, measured) from failures.cause
-    return measured
+    return runs, failures
 
 
 def _host(contender: Contender, contenders: Sequence[Contender]) -> tuple[Contender, Moment]:
@@ -178,17 +198,12 @@ def _agree(one: MethodSettings, other: MethodSettings) -> bool:
 def _reused_or_run(
     label: str, experiment: Experiment, data: FederatedData, grid: Grid, watcher: Watcher, stop: Stop | None
 ) -> tuple[RunFolder, Result]:
-    found = find_runs(experiment, data.fingerprint(), grid.root)
-    if found["running"] and not found["finished"]:
-        _wait_for(found["running"][0])
-        found = find_runs(experiment, data.fingerprint(), grid.root)
-    for folder in found["finished"]:
-        result = _whole_result(folder, experiment.rounds)
-        if result:
-            watcher.end(label, experiment.seed, result, folder.path)
-            return folder, result
+    finished, interrupted = reusable(experiment, data.fingerprint(), grid.root)
+    if finished:
+        watcher.end(label, experiment.seed, finished[1], finished[0].path)
+        return finished
     progress = watcher.begin(label, experiment.seed)
-    resumed = _resumed(found["interrupted"], data, progress, stop)
+    resumed = _resumed(interrupted, data, progress, stop)
     if resumed:
         folder, result = resumed
     else:
@@ -198,6 +213,21 @@ def _reused_or_run(
     result.models = ()  # they are in the folder; those of a whole grid would fill the memory
     watcher.end(label, experiment.seed, result, None)
     return folder, result
+
+
+def reusable(
+    experiment: Experiment, fingerprint: str, root: Path
+) -> tuple[tuple[RunFolder, Result] | None, list[RunFolder]]:
+    """Return a finished run of this experiment, if there is one, and the interrupted ones."""
+    found = find_runs(experiment, fingerprint, root)
+    if found["running"] and not found["finished"]:
+        _wait_for(found["running"][0])
+        found = find_runs(experiment, fingerprint, root)
+    for folder in found["finished"]:
+        result = _whole_result(folder, experiment.rounds)
+        if result:
+            return (folder, result), found["interrupted"]
+    return None, found["interrupted"]
 
 
 def _wait_for(folder: RunFolder) -> None:

@@ -70,7 +70,7 @@ class Run:
 
 def new_run(experiment: Experiment, engine: Engine, options: RunOptions) -> Run:
     """Enrol and start the clients, and make the server; return the new run."""
-    return _start_parties(Result.of(experiment, engine.enrol(), {}, options.device), engine)
+    return _start_parties(Result.of(experiment, engine.enrol(), {}, options.server_device), engine)
 
 
 def restored_run(
@@ -80,7 +80,7 @@ def restored_run(
     done = checkpoint["rounds"]
     header = folder.header() if folder.read("federation.json") else None  # a lost file is written again
     distribution = header.distribution if header else engine.enrol()
-    run = _start_parties(Result.of(experiment, distribution, {}, options.device), engine)
+    run = _start_parties(Result.of(experiment, distribution, {}, options.server_device), engine)
     if header:
         run.result.initial_diagnostics = header.initial_diagnostics
     try:

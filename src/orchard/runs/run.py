@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from orchard.data.clients import FederatedData
 from orchard.data.division import federated_data
 from orchard.data.handed_over import federate, handed_over, number_of_clients
 from orchard.data.partitions import column_key
+from orchard.engines.engine import Engine
 from orchard.engines.local import LocalEngine
 from orchard.engines.pages import use_large_pages
+from orchard.engines.ray.cluster import check_ray
 from orchard.errors import ResumeWarning, RunFailed, ServerFailed, Stopped, UserError
 from orchard.experiment import Experiment, RunOptions, definition_of
 from orchard.methods.registry import all_methods
@@ -49,9 +51,10 @@ def run(
     """
     use_large_pages()
     experiment, options, data = define(experiment, data, {**dict(options or {}), **settings})
+    check_options(options)
     folder = RunFolder(options.out) if options.out else None
     federated = load_data(experiment, data, options.data_dir)
-    with _local_engine(experiment, federated, options, folder) as engine:
+    with _engine(experiment, federated, options, folder) as engine:
         run = new_run(experiment, engine, options)
         if folder is None:
             return _finished(run, None, options, progress, stop, federated)
@@ -89,8 +92,12 @@ def resume(
     rounds: int | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
+    **changes: Any,
 ) -> Result:
-    """Resume an interrupted run, to the same result as without the interruption; `rounds` extends the run."""
+    """Resume an interrupted run, to the same result as without the interruption; `rounds` extends the run.
+
+    Run options are those it began with, but for `changes` such as ``engine="ray"``.
+    """
     use_large_pages()
     folder = RunFolder(Path(path))
     experiment, options = folder.definition()  # raises before locking a folder that is no run's
@@ -100,14 +107,14 @@ def resume(
         raise UserError(f"{folder.path}: is a run on separate machines: see orchard deploy attach")
     with folder.locked():
         experiment = _extended(experiment, rounds)
-        options = options.changed(out=folder.path)
-        _check_device(options.device)
+        options = options.changed(**changes, out=folder.path)
+        check_options(options)
         checkpoint = usable_checkpoint(folder)
         if checkpoint:
             check_same_experiment(folder, experiment, checkpoint)
         federated = load_data(experiment, data, options.data_dir)
         fingerprint = federated.fingerprint()
-        with _local_engine(experiment, federated, options, folder) as engine:
+        with _engine(experiment, federated, options, folder) as engine:
             begun = bool(checkpoint or folder.read("environment.json"))
             about = check_environment(folder, experiment, options, fingerprint) if begun else {}
             if checkpoint:
@@ -165,11 +172,23 @@ def check_unused(path: Path) -> None:
         raise UserError(f"out = '{path}': holds something already; name a new folder")
 
 
-def _local_engine(
+def check_options(options: RunOptions) -> None:
+    """Raise if the engine or the device that is asked for is not there; before data are loaded."""
+    if options.engine == "ray":
+        check_ray()  # the devices are its nodes'
+    else:
+        _check_device(options.device)
+
+
+def _engine(
     experiment: Experiment, data: FederatedData, options: RunOptions, folder: RunFolder | None
-) -> LocalEngine:
-    _check_device(options.device)
-    return LocalEngine(experiment, data, options, folder.offloader if folder else None)
+) -> AbstractContextManager[Engine]:
+    offloader = folder.offloader if folder else None
+    if options.engine == "local":
+        return LocalEngine(experiment, data, options, offloader)
+    from orchard.engines.ray.engine import RayEngine  # late: Ray takes seconds to import
+
+    return RayEngine(experiment, data, options, offloader)
 
 
 def _create(run: Run, folder: RunFolder, options: RunOptions) -> None:

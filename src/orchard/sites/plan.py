@@ -165,6 +165,8 @@ def make_plan(file: Path, run: str, sites: list[str], purpose: str = "training")
     if TABLE not in values:
         raise UserError(f'{file}: has no table [{TABLE}]; it needs one with at least: classes = ["first", "second"]')
     agreement = values.pop(TABLE)
+    if values.get("engine", "local") != "local":
+        raise UserError(f"{file}: engine = {values['engine']!r}: sites train on their own machines; leave it out")
     values = {key: value for key, value in values.items() if key not in RunOptions.model_fields}
     values |= {"clients": len(sites), "partition": {"name": "given"}}
     values.setdefault("dataset", "sites")
