@@ -1,7 +1,7 @@
 """What dishonest members do to the honest ones: attacks × methods, without and with a defence.
 
 ``python benchmarks/attacks.py measure results/attacks.json`` measures what the file lacks and adds it cell by cell;
-``python benchmarks/attacks.py table results/attacks.json docs/deploy.md`` writes the tables into the document.
+``python benchmarks/attacks.py table results/attacks.json docs/dishonest.md`` writes the tables into the document.
 
 Attackers are clients of the ordinary engine in this process. What they upload is altered on its way to the server, so
 nothing of this is in the product.

@@ -40,7 +40,7 @@ class Reader:
         dialog.dismiss()
 
     def text(self, selector: str) -> str:
-        return self.page.inner_text(selector)
+        return self.page.inner_text(selector).replace("\u00a0", " ")  # a space where no line may end
 
     def lines(self, chart: str) -> dict[str, str]:
         """Return what is drawn of each series of a chart."""

@@ -1,10 +1,12 @@
 """Sites in this process: each with its own file, settings and record, reached by messages as on separate machines."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 import torch
 
 from helpers import small_arrays, small_experiment
@@ -12,7 +14,10 @@ from orchard.data.client_arrays import ClientArrays
 from orchard.engines.flare.messages import Message
 from orchard.experiment import Experiment
 from orchard.runs.result import Result
+from orchard.sites.consortium import FILE as CONSORTIUM
+from orchard.sites.consortium import Consortium as Agreed
 from orchard.sites.coordinator import coordinate, engine_for
+from orchard.sites.kit import mark_kit
 from orchard.sites.plan import Agreement, Plan
 from orchard.sites.record import SiteRecord
 from orchard.sites.settings import SiteSettings
@@ -25,6 +30,20 @@ def write_npz(path: Path, arrays: ClientArrays) -> Path:
     given = {name: array for name, array in vars(arrays).items() if isinstance(array, np.ndarray)}
     np.savez(path, **given)  # type: ignore[arg-type]
     return path
+
+
+def kit_of_north(kit: Path, home: str = "../north") -> Path:
+    """Make as much of a site's kit as the commands need that go without FLARE; its data and records are in `home`."""
+    for name in ("startup", "local"):
+        (kit / name).mkdir(parents=True)
+    mark_kit(kit)
+    server = {"service": {"target": "hub.example.org:8002"}}
+    (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [server], "client": {"fqsn": "north"}}))
+    (kit / "startup" / "rootCA.pem").write_text("the authority's certificate")
+    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
+    (kit / CONSORTIUM).write_text(tomli_w.dumps(agreed.model_dump()))
+    (kit / "local" / "site.toml").write_text(f'data = "{home}/data.npz"\nrecords = "{home}/records"\n')
+    return kit
 
 
 def small_plan(run: str = "run", agreement: Mapping[str, object] | None = None, **changes: object) -> Plan:

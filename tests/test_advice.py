@@ -35,7 +35,7 @@ def test_where_guessing_is_always_right_nothing_is_said(held: DataDistribution) 
 def test_apple_is_told_why_and_what_to_do(held: DataDistribution) -> None:
     said = advice("apple", 0.66, held)
     assert said.startswith(
-        "This has hardly left chance level: always naming a client's commonest class is right in 62.5%."
+        "This has hardly left chance level: always naming a client's commonest class is right in 62.5 %."
     )
     assert said.endswith("Try graft, or --set method.initial=shared.")
     assert "APPLE" not in advice("fedavg", 0.66, held)

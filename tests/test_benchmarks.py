@@ -33,7 +33,7 @@ def test_what_the_benchmark_of_rounds_times_exists() -> None:
 def test_the_tables_of_attacks_are_those_that_were_measured() -> None:
     attacks = importlib.import_module("attacks")
     root = FOLDER.parent
-    text = (root / "docs" / "deploy.md").read_text("utf-8")
+    text = (root / "docs" / "dishonest.md").read_text("utf-8")
     assert all(mark in text for mark in attacks.MARKS)
     assert attacks.document(json.loads((root / "results" / "attacks.json").read_text("utf-8")), text) == text
 

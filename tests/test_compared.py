@@ -1,6 +1,8 @@
 """Methods compared from Python, and the pages that results write."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 
 import orchard
 from helpers import SMALL, small_arrays, small_run
+from orchard.cli.tables import relationship_table
 from orchard.methods.apple import Apple
+from orchard.methods.separate import Separate
 from orchard.runs.listing import found_runs
 
 mpl.use("agg")
@@ -22,7 +26,7 @@ def compared() -> orchard.Compared:
 
 def test_it_is_said_in_a_line_and_in_a_notebook_as_a_table(compared: orchard.Compared) -> None:
     best = compared.best
-    said = f"<Compared: 3 methods, 2 seeds, 4 clients, best {best.label}, accuracy {best.bmcta}>"
+    said = f"<Compared: 3 methods, 2 seeds, 4 clients, best {best.label}, accuracy {best.bmcta} %>"
     assert repr(compared) == said
     page = compared._repr_html_()
     assert page.count("<tr>") == 4
@@ -72,6 +76,24 @@ def test_what_was_not_compared_is_said(compared: orchard.Compared) -> None:
         orchard.compare("graft")
     with pytest.raises(orchard.UserError, match=r"^method\.name = 'grafd': unknown method; did you mean 'graft'\?$"):
         orchard.compare(["grafd"])
+    with pytest.raises(orchard.UserError, match=r"^apple:mu: expected NAME:PARAMETER=VALUE, e\.g\. apple:mu=0$"):
+        orchard.compare(["apple:mu"])
+
+
+@pytest.mark.filterwarnings("ignore:method.name = 'own':orchard.errors.ResumeWarning")
+def test_a_method_of_ones_own_is_found_again_in_the_same_process() -> None:
+    class Own(Separate):
+        name: Literal["own"] = "own"  # type: ignore[assignment]
+
+    compared = orchard.compare([Own(), "separate"], small_arrays(), **QUICK)
+    assert compared.result("own").bmcta == compared.result("separate").bmcta
+    assert orchard.Experiment(method="own").method == Own()
+
+
+def test_clients_with_names_of_their_own_are_numbered_as_the_columns_are(compared: orchard.Compared) -> None:
+    named = replace(compared.comparison, clients=["client 0", "north", "south", "client 3"])
+    labels = list(map(str, relationship_table(named, np.eye(4).tolist()).columns[0].cells))
+    assert labels == ["client 0", "1: north", "2: south", "client 3"]
 
 
 def test_runs_in_a_folder_are_reused(tmp_path: Path) -> None:
@@ -119,7 +141,9 @@ def test_a_client_has_a_number_or_a_name(tmp_path: Path) -> None:
     one, other = (result.personalised(client).state_dict() for client in (2, "client 2"))
     assert all(one[name].equal(other[name]) for name in one)
     for wrong in (4, -1, "north"):
-        with pytest.raises(orchard.UserError, match=rf"^client = {wrong!r}: is none; there are 0 to 3: client 0, "):
+        with pytest.raises(
+            orchard.UserError, match=rf"^client = {wrong!r}: no such client; there are 0 to 3: client 0, "
+        ):
             result.personalised(wrong)
     result.models = ()
     with pytest.raises(orchard.UserError, match=r"orchard\.load"):

@@ -111,7 +111,7 @@ def test_the_card_says_what_matters(trained: Result, folder: Path, tmp_path: Pat
         "the personalised model of client 2",
         f"| test data | 12 | {' | '.join(f'{value:.4f}' for value in scores.test.values())} |",
         "It was chosen on test data",
-        f"of round {best}",
+        f"All of these are after round {best + 1}: ",
         "method `separate`",
         "orchard predict model.safetensors images...\n",
         "shape 1×16×16, float32",

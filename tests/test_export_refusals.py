@@ -182,7 +182,7 @@ def test_samples_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     predictor = load_predictor(model)
     for name, message in (
-        ("flat.npz", r"samples of shape \(6,\); the model takes \(1, 16, 16\)"),
+        ("flat.npz", "a sample is 6, but the model takes 1×16×16"),
         ("unnamed.npz", "expected samples as one of 'x'"),
         ("labels.npz", "row 2: label 3, but there are 3 classes"),
         ("notes.png", "notes.png: cannot be read as an image"),

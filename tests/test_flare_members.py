@@ -1,9 +1,13 @@
 """Sites that join and leave: the others are told, and agree first; who was shut out does not come in again."""
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -12,16 +16,32 @@ from processes import orchard_command
 
 pytest.importorskip("nvflare")
 
+from nvflare.apis.fl_context import FLContext
+from nvflare.private.fed.server.client_manager import ClientManager
+from nvflare.private.fed.server.cred_keeper import CredKeeper
+from nvflare.private.fed.utils.identity_utils import InvalidAsserterCert
+
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import UserError
+from orchard.sites import authority
 from orchard.sites.admission import Door
 from orchard.sites.authority import issued, revocations, revoke
 from orchard.sites.consortium import Consortium
 from orchard.sites.job import write_job
 from orchard.sites.members import NOT_ACCEPTED, accept, check_members, described, members_of
 from orchard.sites.provision import make_kits
-from orchard.sites.revocation import Revocations, at_server, authority_of, certificate_in, fingerprint_of, keep_newest
+from orchard.sites.revocation import (
+    Revocations,
+    at_server,
+    authority_of,
+    certificate_in,
+    fingerprint_of,
+    keep_newest,
+    newest,
+    stored_at_server,
+)
 from orchard.sites.settings import load_site
+from orchard.whole import write_durably
 from sites import small_plan
 
 PARTIES = {"name": "lungs", "server": "hub", "coordinator": "ada@example.org"}
@@ -150,7 +170,7 @@ def test_only_the_authority_writes_the_list_and_an_older_one_replaces_no_newer(k
     (kits / "hub" / "local" / "revoked.json").unlink()
     for text in (second, first):
         (tmp_path / "brought.json").write_text(text)
-        keep_newest(tmp_path / "storage" / "lungs" / "revoked.json", [tmp_path / "brought.json"], kits / "hub")
+        keep_newest(stored_at_server(kits / "hub"), [tmp_path / "brought.json"], kits / "hub")
     assert at_server(kits / "hub").number == 2
 
 
@@ -175,6 +195,76 @@ def test_a_token_is_good_as_long_as_the_certificate_that_it_was_given_for(kits: 
     assert not door.may_stay("south", "token of south")
     (kits / "hub" / "local" / "revoked.json").write_text("cut off")
     assert not door.may_stay("north", "token of north")
+
+
+def test_a_new_authority_begins_with_a_clean_list(kits: Path) -> None:
+    """As before certificates expire: storage and records stay, with what was revoked and told under the old one."""
+    make(kits.parent, "north", "south", "east")
+    revoke(kits, "east")
+    make(kits.parent, "north", "south", "east")
+    told(kits, "north", "north", "south")
+    assert "since this site agreed: east has joined" in lines(kits, "north")
+    keep_newest(stored_at_server(kits / "hub"), [job(kits) / "revoked.json"], kits / "hub")
+    assert len(at_server(kits / "hub").revoked) == 1
+    make(kits.parent, "north", "south", "east", out="next")
+    following = kits.parent / "next"
+    assert at_server(following / "hub").revoked == []
+    assert "since this site agreed" not in lines(following, "north")
+    told(following, "north", "north", "south", "east")
+
+
+def test_a_revocation_that_was_cut_short_is_finished_by_the_same_command(
+    kits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a crash has left undone, of its four writes and one rename."""
+    for done in range(5):
+        name, left = f"site-{done}", iter(range(done))
+        make(kits.parent, "north", "south", name)
+
+        def cut_short(path: Path, text: str, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            write_durably(path, text)
+
+        with monkeypatch.context() as context:
+            context.setattr(authority, "write_durably", cut_short)
+            with suppress(KeyboardInterrupt):
+                revoke(kits, name)
+        if name in issued(kits / "authority"):
+            revoke(kits, name)
+        assert (name in issued(kits / "authority"), (kits / name).exists()) == (False, False)
+        assert name in {entry.name for entry in at_server(kits / "hub").revoked}
+        assert name in {
+            entry.name for entry in newest(kits / "hub", [kits / "ada@example.org/local/revoked.json"])[0].revoked
+        }
+
+
+def test_administration_asks_the_list_too(kits: Path) -> None:
+    """FLARE checks the coordinator's certificate a second time, when a session begins, with means of its own."""
+    server = SimpleNamespace(client_manager=ClientManager(), set_admin_server=lambda admin: None)
+    admin = SimpleNamespace(cred_keeper=CredKeeper())
+    Door(kits / "hub").guard(server)
+    server.set_admin_server(admin)
+    certificate = certificate_in(kits / "ada@example.org" / "startup" / "client.crt")
+    revoke(kits, "ada@example.org")
+    for keeper in (server.client_manager.cred_keeper, admin.cred_keeper):
+        with pytest.raises(InvalidAsserterCert, match="it was revoked"):
+            keeper.get_id_verifier(FLContext()).verify_common_name(
+                asserted_cn="ada@example.org", asserter_cert=certificate, signature="", nonce=""
+            )
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_accepts_the_service_can_read(kits: Path) -> None:
+    """As the units have it: the kit belongs to root and to the group that the site runs as."""
+    make(kits.parent, "north", "south", "east")
+    with pytest.raises(MessageRejected, match=NOT_ACCEPTED):
+        told(kits, "north", "north", "south", "east")
+    file = kits / "north" / "local" / "members.json"
+    os.chown(file, 0, 12345)
+    file.chmod(0o640)
+    accept(kits / "north", "east")
+    assert (file.stat().st_gid, file.stat().st_mode & 0o777) == (12345, 0o640)
 
 
 def test_the_commands_say_which_certificates_count(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A site's own commands: what it checks before a run, and what it alone can look at after one."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,10 @@ from orchard.data.site import site_data
 from orchard.errors import UserError
 from orchard.experiment import load_experiment
 from orchard.sites.check import check
-from orchard.sites.consortium import FILE
-from orchard.sites.consortium import Consortium as Agreed
-from orchard.sites.kit import mark_kit
 from orchard.tasks.classification import Classification
 from orchard.tasks.multilabel import Multilabel
 from processes import orchard_command
-from sites import SITES, Consortium, small_plan, write_npz
+from sites import SITES, Consortium, kit_of_north, small_plan, write_npz
 
 EXPERIMENT = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "lr": 0.05}
 
@@ -32,15 +28,7 @@ EXPERIMENT = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "lr": 0
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
     """As much of a site's kit as the site's own commands need."""
-    kit = tmp_path / "north-kit"
-    (kit / "startup").mkdir(parents=True)
-    (kit / "local").mkdir()
-    mark_kit(kit)
-    (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
-    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
-    (kit / FILE).write_text(tomli_w.dumps(agreed.model_dump()))
-    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
-    return kit
+    return kit_of_north(tmp_path / "north-kit")
 
 
 @pytest.fixture

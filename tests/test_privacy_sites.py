@@ -1,6 +1,5 @@
 """Privacy between sites: the noise is theirs alone, figures and counts stay, and a run goes on to the same bits."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,10 @@ from orchard.export.export import export_joined
 from orchard.report.content import contents_of
 from orchard.runs.folder import RunFolder
 from orchard.sites.check import check
-from orchard.sites.consortium import FILE
-from orchard.sites.consortium import Consortium as Agreed
-from orchard.sites.kit import mark_kit
 from orchard.sites.plan import Plan
 from orchard.sites.report import SiteRun, export, report
 from orchard.sites.worker import SiteWorker, lineage_of
-from sites import SITES, Consortium, small_plan, write_npz
+from sites import SITES, Consortium, kit_of_north, small_plan, write_npz
 
 NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
 
@@ -166,19 +162,6 @@ def test_without_its_key_a_site_does_not_go_on(tmp_path: Path) -> None:
     assert result.rounds[-1].failures == {2: "east, round 3: noise key missing"}
 
 
-def kit_of_north(home: Path) -> Path:
-    """Return as much of a site's kit as `orchard site check` needs."""
-    kit = home / "north-kit"
-    (kit / "startup").mkdir(parents=True)
-    (kit / "local").mkdir()
-    mark_kit(kit)
-    (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
-    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
-    (kit / FILE).write_text(tomli_w.dumps(agreed.model_dump()))
-    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
-    return kit
-
-
 def site_run_of(consortium: Consortium, site: str) -> SiteRun:
     return SiteRun(consortium.record(site), private_plan(), consortium.settings[site].data)
 
@@ -197,13 +180,13 @@ def test_the_exported_model_is_the_last_and_its_card_says_what_is_promised(
     assert "17 for train, 3 for validation" in card
     assert "| a |" not in card  # no count of a class
     assert "noise_multiplier = 1.0" in card
-    assert "of round 2" in card
+    assert "that after round 3" in card
     assert any(line.startswith("privacy: ε = 13.5, n = 17") for line in report(run))
 
 
 def test_check_says_what_is_promised_and_that_no_figure_leaves(tmp_path: Path) -> None:
     Consortium(tmp_path)
-    kit, experiment = kit_of_north(tmp_path), tmp_path / "experiment.toml"
+    kit, experiment = kit_of_north(tmp_path / "north-kit"), tmp_path / "experiment.toml"
     table = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "privacy": NOISY}
     experiment.write_text(tomli_w.dumps({**table, "deploy": {"classes": ["a", "b", "c"]}}))
     said = list(check(kit, experiment))
@@ -229,7 +212,7 @@ def test_a_newcomer_is_private_too(tmp_path: Path) -> None:
     assert one.joined.round == other.joined.round == 1
     assert not torch.equal(one.joined.model[0], other.joined.model[0])
     card = export_joined(one, tmp_path / "model.safetensors").read_text("utf-8")
-    assert "The model is that of round 1" in card
+    assert "The model is that after round 2" in card
     assert "accuracy" not in card
     assert "What it says about single records" in card
 

@@ -87,6 +87,26 @@ def test_cores_are_compared_with_the_clients_own_before() -> None:
     assert scale.checked(2, others, {**good, 2: update(core=first[1])})[2] == update(core=first[1])
 
 
+def test_a_core_is_near_what_a_client_may_go_on_from() -> None:
+    """Its last upload, what it has just received, or, if its records are lost, an initial model. Else it is refused."""
+    scale = scale_of("apple")
+    length = float(scale.federation.initial_core(2).norm())
+    far = 20 * length * torch.eye(1, scale.federation.parameters)[0]
+    everybody = dict.fromkeys(range(4), update(core=far))
+    for r in range(5):
+        scale.checked(r, {}, everybody)
+    again = scale.federation.initial_core(2)
+    assert not isinstance(scale.checked(5, {}, {**everybody, 2: update(core=far)})[2], Failure)
+    assert scale.checked(6, {}, {**everybody, 2: update(core=again)})[2] == update(core=again)
+    refused = scale_of("apple")
+    for r in range(5):
+        refused.checked(r, {}, everybody)
+    leap = {**everybody, 2: update(core=-far)}
+    assert "the step of 'core' is 20 times the median" in str(refused.checked(5, {}, leap)[2])  # nothing was sent
+    assert "the step of 'core' is 20 times the median" in str(refused.checked(6, {2: {"core 1": far}}, leap)[2])
+    assert refused.checked(7, {2: {"core 1": -far}}, leap)[2] == leap[2]
+
+
 def test_what_is_no_model_is_not_compared() -> None:
     scale = scale_of("ifca")
     assert scale.compared == ["model"]

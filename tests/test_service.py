@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tomli_w
+from filelock import FileLock
 
 from orchard.errors import RunFailed, UserError
 from orchard.sites.trail import Trail, verify
@@ -20,9 +21,9 @@ from orchard.sites.trail import Trail, verify
 pytest.importorskip("nvflare")
 
 from federation import COORDINATOR, Federation, digits, ended, free_port
-from orchard.sites.kit import mark_kit
 from orchard.sites.party import Party, party_of
 from orchard.sites.service import STATE, health, start, stop
+from sites import kit_of_north
 
 NOBODY = 65534
 
@@ -30,13 +31,7 @@ NOBODY = 65534
 @pytest.fixture
 def party(tmp_path: Path) -> Party:
     """A site whose kit has all that the service reads."""
-    kit = tmp_path / "kit"
-    for name in ("startup", "local"):
-        (kit / name).mkdir(parents=True)
-    mark_kit(kit)
-    startup = {"servers": [{"service": {"target": "hub.example.org:8002"}}], "client": {"fqsn": "north"}}
-    (kit / "startup" / "fed_client.json").write_text(json.dumps(startup))
-    (kit / "local" / "site.toml").write_text('data = "../data.npz"\nrecords = "../records"\n')
+    kit = kit_of_north(tmp_path / "kit", home="..")
     return party_of(kit, "site")
 
 
@@ -47,8 +42,9 @@ def test_a_kit_says_which_party_it_is(party: Party) -> None:
 
 
 def test_flare_sees_the_kit_through_links_and_writes_elsewhere(party: Party) -> None:
-    party.prepare()
-    party.prepare()  # as after a crash
+    for _ in range(2):  # as after a crash
+        party.make_home()
+        party.link_kit()
     assert (party.home / "startup" / "fed_client.json").resolve() == party.kit / "startup" / "fed_client.json"
     assert not (party.home / "startup").is_symlink()
     assert party_of(party.home, "site").home == party.home  # paths in site.toml mean the same
@@ -76,7 +72,7 @@ def test_health_is_what_the_process_wrote_last(
     state: dict[str, object], well: bool, said: str, party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
-    party.prepare()
+    party.make_home()
     mine = psutil.Process()
     times = {name: state[name] + 1e9 for name in ("contact", "written") if isinstance(state.get(name), int)}  # type: ignore[operator]
     about = {"process": mine.pid, "began": mine.create_time(), "written": 1e9}
@@ -89,8 +85,10 @@ def test_a_party_that_keeps_dying_is_given_up(party: Party, monkeypatch: pytest.
     monkeypatch.setattr("orchard.sites.service.PAUSE", 0.01)
     monkeypatch.setattr("orchard.sites.service.POLL", 0.01)
     monkeypatch.setattr(Party, "command", lambda self, python: [python, "-c", "raise SystemExit(7)"])
-    party.prepare()
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(party.home)])
+    party.make_home()
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    left = subprocess.Popen([*sleep, "nvflare.private.fed.app.client.worker_process", "-m", str(party.home)])
+    reader = subprocess.Popen([*sleep, str(party.home)])
     said: list[str] = []
     with pytest.raises(RunFailed, match="ended 5 times within 5 minutes, the last time with code 7"):
         start(party, said.append)
@@ -98,6 +96,18 @@ def test_a_party_that_keeps_dying_is_given_up(party: Party, monkeypatch: pytest.
     assert not (party.home / STATE).exists()
     assert not psutil.pid_exists(left.pid)  # what a killed service had left behind was ended first
     left.wait(10)
+    assert reader.poll() is None  # somebody who looks into the folder
+    reader.kill()
+    reader.wait(10)
+
+
+def test_a_second_start_leaves_the_running_one_alone(party: Party) -> None:
+    party.make_home()
+    party.link_kit()
+    (party.kit / "startup" / "new").touch()
+    with FileLock(party.home / "lock"), pytest.raises(UserError, match="north: is running already"):
+        start(party, print)
+    assert not (party.home / "startup" / "new").exists()
 
 
 # --- Real processes, that may write nothing but one volume ---

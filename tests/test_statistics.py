@@ -14,16 +14,13 @@ from orchard.data.client_arrays import ClientArrays
 from orchard.data.statistics import Numbers, Statistics, column_told, in_tens, numbers_told, statistics
 from orchard.errors import RunFailed
 from orchard.experiment import load_experiment
-from orchard.sites.consortium import FILE as CONSORTIUM
-from orchard.sites.consortium import Consortium as Agreed
 from orchard.sites.coordinator import engine_for
-from orchard.sites.kit import mark_kit
 from orchard.sites.plan import Plan
 from orchard.sites.statistics import comparison, misfits, read_told, rehearsed
 from orchard.sites.trail import Trail
 from orchard.tasks.regression import Regression
 from processes import orchard_command
-from sites import SITES, Consortium, small_plan, write_npz
+from sites import SITES, Consortium, kit_of_north, small_plan, write_npz
 
 pd = pytest.importorskip("pandas")
 
@@ -301,14 +298,7 @@ def test_what_the_coordinator_reads_is_checked() -> None:
 
 def test_a_site_sees_before_what_it_would_tell(tmp_path: Path) -> None:
     Consortium(tmp_path, many())
-    kit, experiment = tmp_path / "kit", tmp_path / "experiment.toml"
-    (kit / "startup").mkdir(parents=True)
-    (kit / "local").mkdir()
-    mark_kit(kit)
-    (kit / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "north"}}))
-    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
-    (kit / CONSORTIUM).write_text(tomli_w.dumps(agreed.model_dump()))
-    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
+    kit, experiment = kit_of_north(tmp_path / "kit"), tmp_path / "experiment.toml"
     experiment.write_text(tomli_w.dumps({"model": "mlp", "deploy": {"classes": ["a", "b", "c"]}}))
     done = orchard_command("site", "stats", str(kit), str(experiment), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -65,6 +65,9 @@ def test_a_whole_trail_is_found_whole_with_any_hash_that_was_kept(tmp_path: Path
     found = verify(trail)
     assert (found.entries, found.head, found.torn, found.kept) == (5, hashes[-1], (), None)
     assert [verify(trail, kept).kept for kept in hashes] == [1, 2, 3, 4, 5]
+    assert verify(trail, hashes[1][:16]).kept == 2
+    with pytest.raises(UserError, match="give at least 16 digits"):
+        verify(trail, hashes[1][:15])
 
 
 @pytest.mark.parametrize(

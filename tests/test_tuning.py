@@ -115,7 +115,7 @@ def test_the_command_chooses_and_a_comparison_uses_it_and_says_so(tmp_path: Path
     assert lines[0] == ["chosen", "validation", "accuracy", "candidates"]
     assert lines[1][:2] == ["separate", "lr=0.003"]
     assert lines[2][:2] == ["ditto:lam=0.5", "lr=0.003"]
-    assert "separate lr=0.003: lr is the largest tried; try --set lr=0.003" in tuned.stderr
+    assert "separate lr=0.003: lr is the largest tried; look further with --set lr=0.003" in tuned.stderr
     compared = orchard_command("compare", *options, "--tuned", "--format", "csv", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert [line.split(",")[0] for line in compared.stdout.splitlines()] == [

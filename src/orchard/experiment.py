@@ -89,7 +89,7 @@ class Experiment(Settings):
     momentum: float | None = Field(
         default=None, ge=0, lt=1, description="β of the local SGD; none: the method's own, which is 0.9 for most"
     )
-    robust: bool = Field(default=False, description="withstand dishonest clients, at a price: see deploy.md")
+    robust: bool = Field(default=False, description="withstand dishonest clients, at a price: see dishonest.md")
     seed: int = Field(default=42, ge=0, lt=2**63, description="of initial models, batch order and choices of cores")
     privacy: Privacy | None = Field(default=None, description="differential privacy for each record; none: without")
 

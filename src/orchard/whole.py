@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with suppress(FileNotFoundError):
-            temporary.chmod(stat.S_IMODE(path.stat().st_mode))  # a private file stays one
+            _take_after(temporary, path.stat())
         sync(temporary)
         temporary.replace(path)
     except OSError:
@@ -42,6 +42,14 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
         raise
     sync(path.parent)
+
+
+def _take_after(file: Path, old: os.stat_result) -> None:
+    """Give a file the owner and the mode of the one that it replaces: a private file stays one, and its reader's."""
+    if hasattr(os, "chown") and (file.stat().st_uid, file.stat().st_gid) != (old.st_uid, old.st_gid):
+        with suppress(PermissionError):  # only root gives files away
+            os.chown(file, old.st_uid, old.st_gid)
+    file.chmod(stat.S_IMODE(old.st_mode))
 
 
 def sync(path: Path) -> None:

@@ -134,6 +134,7 @@ def print_columns(experiment: "Experiment") -> None:
         columns = {"table": {**settings.model_dump(exclude_none=True), "columns": find_columns(frame, settings, place)}}
         console.print("\nFor an experiment's file, as sites on separate machines need it:\n")
         console.print(tomli_w.dumps(columns), markup=False, soft_wrap=True)
+        console.print("Sites also need the target's values: classes in [deploy]; see docs/deploy.md", markup=False)
 
 
 def plain_table(*headings: str, gap: int = GAP) -> Table:

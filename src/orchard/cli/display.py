@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -107,6 +108,8 @@ def print_predictions(
     titles = predictor.task.measures
     said = [f"{titles[name].title} {titles[name].text(value, 2)}" for name, value in (measured or {}).items()]
     Console(stderr=True, highlight=False).print(", ".join([f"{count} samples", *said]))
+    if to is not None:
+        typer.echo(f"written: {to}", err=True)
 
 
 def _print_whole(text: str) -> None:

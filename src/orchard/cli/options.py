@@ -6,6 +6,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from orchard.errors import UserError
 
@@ -17,6 +18,20 @@ app = typer.Typer(
 )
 
 RUNS = Path("runs")
+
+
+class WithSettings(TyperCommand):
+    """A command with --set: it says of a setting that is typed as an option how to give it."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        for option in (word.partition("=")[0] for word in args if word.startswith("--")):
+            key = option[2:].replace("-", "_")
+            if option not in known and key in _setting_names():
+                raise UserError(f"{option}: is no option, but a setting: --set {key}=…")
+        return super().parse_args(ctx, args)
+
 
 ExperimentFile = Annotated[Path | None, typer.Argument(help="A TOML file; without one, the defaults.")]
 Dataset = Annotated[str | None, typer.Option(help="A dataset's name.")]
@@ -79,6 +94,12 @@ def trusted(run: Path, *, trust: bool) -> None:
 def chosen(**options: Any) -> dict[str, Any]:
     """Return the options that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _setting_names() -> set[str]:
+    from orchard.experiment import Experiment, RunOptions
+
+    return {*Experiment.model_fields, *RunOptions.model_fields}
 
 
 def listed(option: str, text: str) -> list[str]:

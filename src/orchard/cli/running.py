@@ -25,6 +25,7 @@ from orchard.cli.options import (
     Seeds,
     Settings,
     Trust,
+    WithSettings,
     Workers,
     app,
     chosen,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from orchard.runs.result import Result
 
 
-@app.command()
+@app.command(cls=WithSettings)
 def run(
     experiment: ExperimentFile = None,
     dataset: Dataset = None,
@@ -149,7 +150,7 @@ def resume(
     _show(result, run, quiet=quiet, json=json)
 
 
-@app.command()
+@app.command(cls=WithSettings)
 def compare(
     experiment: ExperimentFile = None,
     methods: Methods = None,
@@ -195,6 +196,8 @@ def compare(
         watcher.advises = True  # not before: tuning looks for a better learning rate anyway
         comparison = compare_methods(grid, contenders, watcher, stop)
     print_comparison(comparison, table)
+    if not quiet:
+        typer.echo(f"kept in {out}; as a page: orchard report {out}", err=True)
 
 
 @app.command()

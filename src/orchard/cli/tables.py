@@ -32,7 +32,10 @@ def gains_table(comparison: Comparison, alone: Row) -> Table:
 
 
 def relationship_table(comparison: Comparison, matrix: Sequence[Sequence[float]]) -> Table:
-    """Return how much each client (row) takes from each (column), in percent; members of a group side by side."""
+    """Return how much each client (row) takes from each (column), in percent; members of a group side by side.
+
+    Columns have clients' numbers, since names are too wide.
+    """
     groups = comparison.groups
     order = sorted(range(len(matrix)), key=lambda i: (groups[i] if groups else 0, i))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
@@ -40,7 +43,8 @@ def relationship_table(comparison: Comparison, matrix: Sequence[Sequence[float]]
     for j in order:
         table.add_column(str(j), justify="right", no_wrap=True)
     for i in order:
-        name = comparison.clients[i] + (f", group {groups[i]}" if groups else "")
+        number = "" if comparison.clients[i] == f"client {i}" else f"{i}: "
+        name = number + comparison.clients[i] + (f", group {groups[i]}" if groups else "")
         table.add_row(Text(name), *(_share(matrix[i][j], itself=i == j) for j in order))
     return table
 

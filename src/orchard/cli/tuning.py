@@ -21,6 +21,7 @@ from orchard.cli.options import (
     Seeds,
     Settings,
     Trust,
+    WithSettings,
     Workers,
     app,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from orchard.tasks.task import Measure
 
 
-@app.command()
+@app.command(cls=WithSettings)
 def tune(
     experiment: ExperimentFile = None,
     methods: Methods = None,
@@ -63,6 +64,8 @@ def tune(
     with watched_grid(quiet=quiet) as watcher, stoppable() as stop:
         choices = tune_methods(grid, contenders, watcher, stop)
     _print(choices, task.measures[task.score])
+    if not quiet:
+        typer.echo("compare the methods so: orchard compare --tuned, with the same options", err=True)
 
 
 def _print(choices: list["Choice"], score: "Measure") -> None:
@@ -78,4 +81,7 @@ def _print(choices: list["Choice"], score: "Measure") -> None:
     for choice in choices:
         if choice.edge:
             lr = choice.contender.changes["lr"]
-            typer.echo(f"orchard: {choice.contender.label}: lr is the {choice.edge} tried; try --set lr={lr}", err=True)
+            typer.echo(
+                f"orchard: {choice.contender.label}: lr is the {choice.edge} tried; look further with --set lr={lr}",
+                err=True,
+            )

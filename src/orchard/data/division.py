@@ -37,6 +37,8 @@ def federated_data(experiment: Experiment, data_dir: Path | None = None) -> Fede
     tables = experiment.dataset not in CATALOGUE and is_table(path)
     by_client = comes_by_client(experiment.dataset, experiment.volumes)
     if tables:
+        if not path.exists():
+            raise UserError(f"dataset = {experiment.dataset!r}: there is no such file")
         by_client = settings_of(experiment).site is not None or path.is_dir()
     check_partition(experiment, by_client=by_client)
     if experiment.layout and path.suffix.lower() != ".npz":
@@ -175,7 +177,7 @@ def checked(clients: Sequence[ClientData], task: Task, matrix: Matrix | None = N
             if len(getattr(client, part).y) == 0:
                 raise UserError(
                     f"partition: leaves {client.name} without a {part} sample; "
-                    "use fewer clients, more of the data, or another partition or partition.seed"
+                    f"use fewer clients than {len(clients)}, more of the data, or another partition, such as iid"
                 )
     shapes = {tuple(getattr(client, part).x.shape[1:]) for client in clients for part in PARTS}
     if len(shapes) > 1:

@@ -47,7 +47,7 @@ class Scale:
         }
         now = {name: [mine[name] for mine in sizes.values()] for name in self.compared}
         self.rounds = [*self.rounds, now][-LAST_ROUNDS - 1 :]
-        refused = {i: why for i in uploads if (why := self._beyond(sizes[i], uploads[i], sent.get(i, {})))}
+        refused = {i: why for i in uploads if (why := self._beyond(i, sizes[i], uploads[i], sent.get(i, {})))}
         self.last = {**self.last, **{i: upload for i, upload in uploads.items() if i not in refused}}
         failures = {i: Failure(self.names[i], round, f"rejected: {why}") for i, why in refused.items()}
         return {**updates, **failures}
@@ -76,21 +76,31 @@ class Scale:
         models = [self.federation.initial_model(), self.federation.initial_core(client)]
         return [model for model in models if len(model) == length]
 
-    def _beyond(self, sizes: Mapping[str, Sequence[float]], upload: Vectors, sent: Vectors) -> str:
+    def _beyond(self, client: int, sizes: Mapping[str, Sequence[float]], upload: Vectors, sent: Vectors) -> str:
         """Return what is out of scale; an empty string if nothing is."""
         for name, (length, step) in sizes.items():
             if len(self.rounds[-1][name]) < FEWEST:
                 continue
             seen = [size for round in self.rounds for size in round[name]]
             usual, usual_step = (median_high(column) for column in zip(*seen, strict=True))
-            usual_step = max(usual_step, SHORTEST * usual)
             if length > self.factor * usual:
                 return f"the length of {name!r} is {length / usual:.0f} times the median"
+            least = max(usual_step, SHORTEST * usual)
+            anew = name not in sent and self._begins_anew(client, upload[name], usual_step)
+            if step <= self.factor * least or anew:
+                continue
             # A client that was away goes on from what it has just received.
             alike = [other for other in sent.values() if other.shape == upload[name].shape]
-            if step > self.factor * usual_step and _nearest(upload[name], alike) > self.factor * usual_step:
-                return f"the step of {name!r} is {step / usual_step:.0f} times the median"
+            if not alike or _nearest(upload[name], alike) > self.factor * least:
+                return f"the step of {name!r} is {step / least:.0f} times the median"
         return ""
+
+    def _begins_anew(self, client: int, vector: Tensor, usual_step: float) -> bool:
+        """Tell whether a vector is a step from an initial model, as that of a site which has lost its records."""
+        return any(
+            _nearest(vector, [model]) <= self.factor * max(usual_step, SHORTEST * _norm(model))
+            for model in self._initial(client, len(vector))
+        )
 
 
 def _nearest(vector: Tensor, others: Sequence[Tensor]) -> float:

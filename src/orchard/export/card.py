@@ -40,7 +40,7 @@ OUTPUTS = {
 
 NOT_TOLD = (
     "Figures on this client's data are exact, and so they are left out: they are on no account of privacy. Those who "
-    "may see the data find them with `orchard site report`. The model is that of round {round} (counted from 0)."
+    "may see the data find them with `orchard site report`. The model is that after round {round}."
 )
 
 
@@ -58,7 +58,7 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path, cont
             "",
             "## How good it is",
             "",
-            *(_how_good(trained, about) if trained.told else [NOT_TOLD.format(round=about["round"])]),
+            *(_how_good(trained, about) if trained.told else [NOT_TOLD.format(round=about["round"] + 1)]),
             "",
             *_privacy(trained),
             "## What it was trained on",
@@ -87,7 +87,7 @@ def model_card(trained: TrainedModel, about: Mapping[str, Any], file: Path, cont
 
 
 def _how_good(trained: TrainedModel, about: Mapping[str, Any]) -> list[str]:
-    chosen = f"All of these are of round {about['round']} (counted from 0): {RULES[about['chosen']]}."
+    chosen = f"All of these are after round {about['round'] + 1}: {RULES[about['chosen']]}."
     return [*_figures(trained), *by_class(trained), "", chosen]
 
 

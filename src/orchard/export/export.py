@@ -110,7 +110,10 @@ def _client_index(client: str, result: Result) -> int:
 def _chosen_round(folder: RunFolder, result: Result, choice: Choice) -> int:
     kept = sorted(folder.models.rounds())
     if not kept or not result.evaluated_rounds():
-        raise UserError(f"{folder.path}: keeps no models yet; they come with the first checkpoint")
+        raise UserError(
+            f"{folder.path}: keeps no models, which come with the first checkpoint; "
+            "those of a run between sites stay there: orchard site export"
+        )
     figures = result.figures()
     chosen = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
     if chosen not in kept:

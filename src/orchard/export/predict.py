@@ -270,7 +270,8 @@ def _from_npz(file: Path, predictor: Predictor) -> Iterator[Batch]:
     else:
         x, y = as_inputs(arrays[found[0]], predictor.shape[-1], place, predictor.layout), None
     if tuple(x.shape[1:]) != predictor.shape:
-        raise UserError(f"{place}: samples of shape {tuple(x.shape[1:])}; the model takes {predictor.shape}")
+        given_shape, expected = ("×".join(map(str, shape)) for shape in (x.shape[1:], predictor.shape))
+        raise UserError(f"{place}: a sample is {given_shape}, but the model takes {expected}")
     yield from _in_batches(file, x, y)
 
 

@@ -49,8 +49,12 @@ def all_methods() -> dict[str, EntryPoint]:
 def method_settings(name: str) -> type[MethodSettings]:
     """Return the settings class of a method; an unknown name gets the nearest one suggested."""
     known = all_methods()
+    if name not in known and (own := _defined_in_this_process(name)):
+        return own
     if name not in known:
-        raise ValueError(f"name = {name!r}: unknown method; {nearest(name, list(known))}")
+        bare, _, parameters = name.partition(":")
+        hint = f"only `orchard compare` takes parameters with the name; here: --method {bare} --set method.{parameters}"
+        raise ValueError(f"name = {name!r}: unknown method; {hint if bare in known else nearest(name, list(known))}")
     try:
         settings = known[name].load()
     except (ImportError, AttributeError) as error:
@@ -58,3 +62,13 @@ def method_settings(name: str) -> type[MethodSettings]:
     if not (isinstance(settings, type) and issubclass(settings, MethodSettings)):
         raise ValueError(f"name = {name!r}: {known[name].value} is not a MethodSettings class")
     return settings
+
+
+def _defined_in_this_process(name: str) -> type[MethodSettings] | None:
+    """Return the class of a method that a script or notebook has defined; the newest of that name."""
+    found, classes = None, [MethodSettings]
+    for one in classes:  # which grows
+        classes += one.__subclasses__()
+        if "name" in one.model_fields and one.model_fields["name"].default == name:
+            found = one
+    return found

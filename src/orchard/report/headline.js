@@ -11,7 +11,7 @@ function drawHeader() {
   byId("story").replaceChildren();
   byId("left-out").hidden = !data.left_out.length;
   byId("left-out").textContent = `Left out: ${data.left_out.join("; ")}.`;
-  for (const sentences of [data.overview, focus().story]) if (sentences.length) element("p", {}, byId("story"), sentences.join(" "));
+  for (const sentences of [data.overview, focus().story]) if (sentences.length) element("p", {}, byId("story"), sentences.join(" ").replaceAll(" %", "\u00a0%"));
   drawTiles();
   drawHeadline();
 }

@@ -30,7 +30,9 @@ def advice(method: str, accuracy: float, distribution: DataDistribution) -> str:
     chance = guessing(distribution)
     if not barely_learned(accuracy, chance):
         return ""
-    said = f"This has hardly left chance level: always naming a client's commonest class is right in {chance:.1%}."
+    said = (
+        f"This has hardly left chance level: always naming a client's commonest class is right in {100 * chance:.1f} %."
+    )
     if method != "apple":
         return f"{said} Try more rounds, or another learning rate (lr)."
     return (

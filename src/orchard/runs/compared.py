@@ -65,8 +65,8 @@ class Compared:
 
     def __repr__(self) -> str:
         """Return the outcome in a line."""
-        scale = 100 if self.comparison.score.percent else 1
-        said = f"{self.best.label}, {self.comparison.score.title} {self.best.bmcta.text(scale)}"
+        scale, unit = (100, " %") if self.comparison.score.percent else (1, "")
+        said = f"{self.best.label}, {self.comparison.score.title} {self.best.bmcta.text(scale)}{unit}"
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
         clients = len(self.comparison.clients)
         return f"<Compared: {len(self.methods)} methods, {seeds}, {clients} clients, best {said}>"

@@ -117,6 +117,8 @@ def parse_contender(text: str, base: Experiment) -> Contender:
     name, *assignments = text.split(":")
     if not assignments and name == base.method.name:
         return Contender(text, base.method)
+    if not all("=" in assignment for assignment in assignments):
+        raise UserError(f"{text}: expected NAME:PARAMETER=VALUE, e.g. apple:mu=0")
     settings = [f"method.name={name}", *(f"method.{assignment}" for assignment in assignments)]
     shared = {key: value for key, value in base if key != "method"}
     return Contender(text, load_experiment(overrides=shared, assignments=settings).method)

@@ -45,8 +45,11 @@ class Offer:
         result = folder.header()
         held, experiment = result.distribution, result.experiment
         checkpoint, problems = folder.newest_checkpoint()
-        if checkpoint is None or checkpoint["rounds"] < experiment.rounds:
-            raise UserError("\n".join([*problems, f"{folder.path}: the run is not finished, or keeps no checkpoint"]))
+        if checkpoint is None:
+            elsewhere = "that of a run between sites is at their server: orchard offer STORAGE/runs/RUN --to FOLDER"
+            raise UserError("\n".join([*problems, f"{folder.path}: has no checkpoint; {elsewhere}"]))
+        if checkpoint["rounds"] < experiment.rounds:
+            raise UserError("\n".join([*problems, f"{folder.path}: the run is not finished"]))
         shared = experiment.table is not None and experiment.table.scaling == "shared"
         prepared = held.preparations[0] if held.preparations else None
         return cls(

@@ -310,7 +310,7 @@ class Result:
         """Return the model of a client, named or numbered from 0, as an ordinary module, ready to use."""
         names = self.distribution.clients
         if client not in names and client not in range(len(names)):
-            raise UserError(f"client = {client!r}: is none; there are 0 to {len(names) - 1}: {', '.join(names)}")
+            raise UserError(f"client = {client!r}: no such client; there are 0 to {len(names) - 1}: {', '.join(names)}")
         if not self.models:
             raise UserError(
                 "there are no models at hand: they are when a run has finished; orchard.load(folder) reads them"

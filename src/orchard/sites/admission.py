@@ -37,7 +37,7 @@ class Admission(FLComponent):  # type: ignore[misc]
         """Take the door over when the server starts."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             workspace, server = (fl_ctx.get_prop(k) for k in (FLContextKey.WORKSPACE_OBJECT, FLContextKey.SITE_OBJ))
-            Door(true_kit(Path(workspace.get_root_dir()))).guard(server.client_manager)
+            Door(true_kit(Path(workspace.get_root_dir()))).guard(server)
 
 
 class Door:
@@ -50,8 +50,9 @@ class Door:
         self.shown: dict[str, str] = {}
         """The certificate that each party showed last, by name."""
 
-    def guard(self, manager: Any) -> None:
-        """Ask before FLARE's manager of clients lets somebody in."""
+    def guard(self, server: Any) -> None:
+        """Ask before FLARE's manager of clients lets somebody in, or its administration the coordinator."""
+        manager, take = server.client_manager, server.set_admin_server
         authenticate, heartbeat = manager.authenticate, manager.heartbeat
 
         def registered(request: Any, fl_ctx: FLContext) -> Any:
@@ -68,6 +69,12 @@ class Door:
             return False
 
         manager.authenticate, manager.heartbeat = registered, alive
+
+        def administered(admin: Any) -> None:  # it comes later, and checks certificates by itself
+            admin.cred_keeper.id_verifier = Verifier(self)
+            take(admin)
+
+        server.set_admin_server = administered
         manager.cred_keeper.id_verifier = Verifier(self)
 
     def revoked(self) -> Revocations:

@@ -66,12 +66,12 @@ def revoke(out: Path, name: str) -> tuple[Revoked, list[Path]]:
     known, _ = revocations(authority)
     text = Revocations(number=known.number + 1, revoked=[*known.revoked, entry]).signed(_key(state))
     write_durably(authority / FILE, text)
-    del state[name]
-    write_durably(file, json.dumps(state))
-    file.chmod(0o600)
+    kits = hand_out(out, text)
     if (out / name).exists():
         (out / name).rename(out / f".{name}.revoked-{entry.fingerprint[:8]}")
-    return entry, hand_out(out, text)
+    del state[name]  # last: until then, the same command again does what a crash has left undone
+    write_durably(file, json.dumps(state))
+    return entry, [kit for kit in kits if kit.exists()]
 
 
 def hand_out(out: Path, text: str) -> list[Path]:

@@ -1,6 +1,5 @@
 """Check a site before a run: whether it can take part, and what would leave it."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,8 @@ from orchard.privacy.noise import Noise
 from orchard.privacy.statement import not_covered, promise
 from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
-from orchard.sites.members import described, known_members
+from orchard.sites.members import described, known_sites
+from orchard.sites.party import party_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
 from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, started
@@ -30,9 +30,9 @@ from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, st
 
 def check(kit: Path, experiment: Path) -> Iterator[str]:
     """Try everything but the network; yield the findings line by line, then what would leave the site."""
-    settings, name, consortium = load_site(kit), site_name(kit), consortium_of(kit)
-    sites = list(known_members(kit, settings)) or consortium.sites
-    yield f"site: {name}, one of {len(sites)} of the consortium {consortium.name}"
+    settings, name = load_site(kit), party_of(kit, "site").name
+    sites = known_sites(kit, settings)
+    yield f"site: {name}, one of {len(sites)} of the consortium {consortium_of(kit).name}"
     yield from described(kit, settings, name)
     plan = make_plan(experiment, "check", sites if name in sites else [*sites, name])
     yield f"experiment: {plan.experiment.method.name}, {plan.experiment.rounds} rounds, model {plan.experiment.model}"
@@ -51,16 +51,6 @@ def check(kit: Path, experiment: Path) -> Iterator[str]:
     for finding in findings(plan.experiment, replace(known.data, clients=(now.context.data,)), OF_A_CLIENT):
         yield f"note: {finding}"
     yield from _dry_round(known, now)
-
-
-def site_name(kit: Path) -> str:
-    """Return the name of the site that a kit belongs to."""
-    file = kit / "startup" / "fed_client.json"
-    try:
-        name: str = json.loads(file.read_text("utf-8"))["client"]["fqsn"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{kit}: is not the startup kit of a site: {file}: {error}") from None
-    return name
 
 
 def _enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:

@@ -34,7 +34,7 @@ from orchard.sites.members import FILE as MEMBERS
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
 from orchard.sites.revocation import FILE as REVOKED
-from orchard.sites.revocation import at_server, keep_newest
+from orchard.sites.revocation import at_server, keep_newest, stored_at_server
 
 LOOK = 0.05
 """Seconds between checks for answers."""
@@ -63,7 +63,7 @@ class RunController(Controller):  # type: ignore[misc]
         self.present: list[str] = json.loads((config / PRESENT).read_text("utf-8"))
         self.kit = true_kit(Path(workspace.get_root_dir()))
         self.members = read_members(config / MEMBERS)
-        keep_newest(storage_of(self.kit) / REVOKED, [config / REVOKED], self.kit)
+        keep_newest(stored_at_server(self.kit), [config / REVOKED], self.kit)
         self.job, self.log = job, Path(workspace.get_root_dir()) / "log.txt"
         self.folder = storage_of(self.kit) / "runs" / self.plan.run
         self.results = Path(workspace.get_run_dir(job)) / RESULTS

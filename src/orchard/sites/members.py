@@ -17,7 +17,7 @@ from orchard.errors import UserError
 from orchard.sites.consortium import consortium_of
 from orchard.sites.plan import NAME
 from orchard.sites.revocation import FILE as REVOKED
-from orchard.sites.revocation import FINGERPRINT, keep_newest, newest
+from orchard.sites.revocation import FINGERPRINT, keep_newest, mark_of, newest
 from orchard.sites.settings import SiteSettings, load_site
 from orchard.whole import write_durably
 
@@ -76,7 +76,7 @@ def check_members(kit: Path, settings: SiteSettings, job: Path, sites: Sequence[
 
 def told_in(kit: Path, settings: SiteSettings, name: str) -> Path:
     """Return where a site keeps what it was told last: not in its kit, which may be read-only."""
-    return settings.records / f"{consortium_of(kit).name}-{name}"
+    return settings.records / f"{consortium_of(kit).name}-{mark_of(kit)}-{name}"
 
 
 def changes(before: Members, now: Members) -> Iterator[str]:
@@ -102,13 +102,22 @@ def accept(kit: Path, name: str) -> str:
     if name not in told:
         waiting = ", ".join(not_accepted(kit, told, list(told))) or "nobody"
         raise UserError(f"{name}: this site was not told of such a member; to be accepted: {waiting}")
-    write_members(kit / "local" / FILE, {**members_of(kit), name: told[name]})
+    file = kit / "local" / FILE
+    try:
+        write_members(file, {**members_of(kit), name: told[name]})
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {error.strerror}; accept where the kit is writable") from None
     return told[name]
 
 
 def known_members(kit: Path, settings: SiteSettings) -> dict[str, str]:
     """Return who takes part as a site was told last, or as its kit says."""
     return read_members(told_in(kit, settings, FILE)) or members_of(kit)
+
+
+def known_sites(kit: Path, settings: SiteSettings) -> list[str]:
+    """Return their names; of a kit that was made without members, those in its consortium."""
+    return list(known_members(kit, settings)) or consortium_of(kit).sites
 
 
 def described(kit: Path, settings: SiteSettings, own: str) -> Iterator[str]:

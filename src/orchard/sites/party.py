@@ -5,6 +5,8 @@ storage.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,14 +45,23 @@ class Party:
         """Return the variables that FLARE's processes need besides those that are set."""
         return SERVER_ENVIRONMENT if self.kind == "server" else {"MALLOC_ARENA_MAX": "4"}
 
-    def prepare(self) -> None:
-        """Make the folder that FLARE writes, with links to what it reads."""
-        try:
+    def make_home(self) -> None:
+        """Make the folder that FLARE writes."""
+        with self._explained():
             self.home.mkdir(parents=True, exist_ok=True)
             self.home.chmod(0o700)
             (self.home / "transfer").mkdir(exist_ok=True)
+
+    def link_kit(self) -> None:
+        """Let that folder have links to what FLARE reads."""
+        with self._explained():
             for name in ("startup", "local"):
                 _link_all(self.kit / name, self.home / name)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(f"{error.filename or self.home}: cannot be written: {error.strerror}") from None
 

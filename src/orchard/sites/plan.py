@@ -43,7 +43,6 @@ class Agreement(Settings):
     scale_bound: float = Field(
         default=10.0, gt=1, description="an upload's length, and its step, in medians of all sites' in the last rounds"
     )
-
     samples: dict[str, Annotated[int, Field(ge=1)]] | None = Field(
         default=None, description="each site's training samples, if they are agreed; needed if one has more than half"
     )

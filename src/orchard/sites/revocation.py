@@ -5,6 +5,7 @@ key of the authority can neither write one nor shorten it; who carries it can on
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 FILE = "revoked.json"
-"""Its name in a kit's folder `local`, in a job, and in the server's storage."""
+"""Its name in a kit's folder `local` and in a job; elsewhere with `mark_of` the authority before it."""
 PURPOSE = b"orchard: revoked certificates\n"
 """What is signed begins with it, so that the signature is good for nothing else."""
 FINGERPRINT = r"[0-9a-f]{64}"
@@ -99,15 +100,24 @@ def authority_of(kit: Path) -> "x509.Certificate":
     return certificate_in(kit / "startup" / "rootCA.pem")
 
 
+def mark_of(kit: Path) -> str:
+    """Return what tells a kit's authority from others: what was said under one counts for nothing under the next."""
+    file = kit / "startup" / "rootCA.pem"
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"{kit}: is not a whole startup kit: {file}: {error.strerror}") from None
+
+
 def newest(kit: Path, files: Iterable[Path]) -> tuple[Revocations, str]:
     """Return the newest list among some files, and its text; an empty one if there is none. Raise if one is forged."""
     best, text = Revocations(), ""
     for file in files:
         if file.is_file():
-            content = file.read_text("utf-8")
             try:
+                content = file.read_text("utf-8")
                 found = Revocations.verified(content, authority_of(kit))
-            except UserError as error:
+            except (OSError, UnicodeDecodeError, UserError) as error:
                 raise UserError(f"{file}: {error}") from None
             if found.number > best.number:
                 best, text = found, content
@@ -122,6 +132,11 @@ def keep_newest(file: Path, others: Iterable[Path], kit: Path) -> None:
         write_durably(file, text)
 
 
+def stored_at_server(kit: Path) -> Path:
+    """Return where a server keeps the list that jobs bring."""
+    return storage_of(kit) / f"{mark_of(kit)}-{FILE}"
+
+
 def at_server(kit: Path) -> Revocations:
-    """Return the newest list that a server has: in its kit, or in its storage, where jobs bring it."""
-    return newest(kit, [kit / "local" / FILE, storage_of(kit) / FILE])[0]
+    """Return the newest list that a server has: in its kit, or in its storage."""
+    return newest(kit, [kit / "local" / FILE, stored_at_server(kit)])[0]

@@ -5,6 +5,7 @@ SIGTERM and SIGINT end it with all of its processes. That loses nothing: what co
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,10 @@ PAUSE = 5.0
 """Seconds before FLARE is started again."""
 DEATHS, WITHIN = 5, 300.0
 """After so many deaths within so many seconds, somebody must look."""
+FLARE = re.compile(r"nvflare\.private\.fed\.app\.")
+"""How the names of the modules begin that FLARE's processes run."""
+CLOCK = 5.0
+"""So many seconds a process may seem to have begun earlier or later, if the machine's clock is set meanwhile."""
 GRACE = 10.0
 """Seconds that processes have to end by themselves."""
 
@@ -38,10 +43,11 @@ Say = Callable[[str], None]
 
 def start(party: Party, say: Say) -> None:
     """Run a party until it is told to stop; raise if FLARE cannot be kept running."""
-    party.prepare()
+    party.make_home()
     try:
         with FileLock(party.home / "lock", timeout=0):
             _end(_left_behind(party))
+            party.link_kit()  # not before: whoever runs already reads these links
             _Service(party, say).run()
     except Timeout:
         raise UserError(f"{party.name}: is running already, in {party.home}") from None
@@ -131,8 +137,9 @@ class _Service:
 
 def _left_behind(party: Party) -> set[psutil.Process]:
     """Return the processes that run FLARE in a party's folder, e.g. after the process that started them was killed."""
-    home, found = str(party.home), psutil.process_iter(["cmdline"])
-    return {process for process in found if home in (process.info["cmdline"] or [])}
+    found = ((process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    home = str(party.home)
+    return {process for process, words in found if home in words and any(FLARE.match(word) for word in words)}
 
 
 def _end(processes: set[psutil.Process]) -> None:
@@ -167,10 +174,10 @@ def _state(party: Party) -> dict[str, Any] | None:
     """Return the state of a party's process; None if there is no such process."""
     try:
         state: dict[str, Any] = json.loads((party.home / STATE).read_text("utf-8"))
-        there = psutil.Process(state["process"]).create_time() == state["began"]
+        there = abs(psutil.Process(state["process"]).create_time() - state["began"]) < CLOCK
     except PermissionError as error:
         raise UserError(f"{error.filename}: cannot be read; ask as the user that the party runs as") from None
-    except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+    except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
         return None
     return state if there else None
 

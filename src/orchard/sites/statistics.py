@@ -24,6 +24,8 @@ from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import RunFailed, UserError
 from orchard.sites.connection import Connection, printable
 from orchard.sites.job import STATISTICS
+from orchard.sites.members import known_sites
+from orchard.sites.party import party_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
 from orchard.whole import write_durably
@@ -85,11 +87,8 @@ def fingerprint(path: Path) -> str:
 
 def rehearsed(kit: Path, experiment: Path) -> Iterator[str]:
     """Yield what this site would tell, line by line; nothing leaves."""
-    from orchard.sites.check import site_name
-    from orchard.sites.consortium import consortium_of
-
-    settings, name = load_site(kit), site_name(kit)
-    plan = make_plan(experiment, "stats", consortium_of(kit).sites, "statistics")
+    settings, name = load_site(kit), party_of(kit, "site").name
+    plan = make_plan(experiment, "stats", known_sites(kit, settings), "statistics")
     yield "This site would tell, of all its data, counts in tens (rounded down):"
     yield from (f"  {line}" for line in told_lines(statistics(settings.data, name, plan.task, plan.experiment)))
     if not settings.statistics:

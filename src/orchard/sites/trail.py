@@ -120,6 +120,8 @@ class Verdict:
 
 def verify(trail: Trail, kept: str | None = None) -> Verdict:
     """Check every entry and the chain; raise where it was altered, or if the hash that was kept is not in it."""
+    if kept is not None and len(kept) < SHOWN:
+        raise UserError(f"--kept {kept}: give at least {SHOWN} digits of the hash")
     previous, number, torn = START, 0, []
     found = None
     for line, entry in trail.entries():
