@@ -1,6 +1,7 @@
 """The sum of clipped gradients: by hand, against autograd, and what one record can change in it."""
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from helpers import Dropping, classes
 from orchard.core.federation import Federation
@@ -25,6 +27,12 @@ from orchard.tasks.segmentation import Segmentation
 from orchard.tasks.task import Task
 
 DRAW = torch.Generator().manual_seed(0)
+
+
+def silent(layer: nn.Module) -> nn.Module:
+    """Return a layer whose weights are 0, as many networks begin."""
+    nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+    return layer
 
 
 def network_of(module: nn.Module, task: Task | None = None) -> Network:
@@ -93,6 +101,39 @@ class Own(nn.Module):
         return scores
 
 
+class Standardised(nn.Conv1d):
+    """A convolution that makes something else of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv1d(x, self.weight - self.weight.mean((1, 2), keepdim=True), self.bias)
+
+
+class Tied(nn.Module):
+    """Two layers with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.output = nn.Linear(6, 6), nn.Linear(6, 6), silent(nn.Linear(6, 3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.output(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        return scores
+
+
+class Elsewhere(nn.Module):
+    """Weights that are also used outside of their layer, behind a layer that lets nothing through at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.output = nn.Linear(6, 6), silent(nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.linear(torch.tanh(self.layer(input=x)), self.layer.weight)
+        scores: Tensor = self.output(torch.tanh(hidden))
+        return scores
+
+
 class Sequence(nn.Module):
     """A linear layer on every place of a signal."""
 
@@ -103,6 +144,13 @@ class Sequence(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.output(torch.relu(self.each(x)).mean(1))
         return scores
+
+
+def old_weight_norm(layer: nn.Module) -> nn.Module:
+    """Return a layer with a hook that makes its weight anew before each pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(layer)
 
 
 def convolution(dimensions: int) -> nn.Module:
@@ -121,6 +169,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
     "groups": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(36, 3)), (2, 11), False),
     "shared": (Shared, (6,), False),
     "own parameter": (Own, (6,), False),
+    "subclass": (lambda: nn.Sequential(Standardised(2, 4, 3), nn.Flatten(), nn.Linear(36, 3)), (2, 11), False),
+    "weight norm": (
+        lambda: nn.Sequential(weight_norm(nn.Conv1d(2, 4, 3)), nn.Flatten(), nn.Linear(36, 3)),
+        (2, 11),
+        False,
+    ),
+    "older weight norm": (lambda: nn.Sequential(old_weight_norm(nn.Linear(6, 4)), nn.Linear(4, 3)), (6,), False),
+    "tied": (Tied, (6,), False),
+    "weights used elsewhere": (Elsewhere, (6,), False),
+    "in place": (lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)), (6,), False),
     "layer norm": (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (6,), False),
 }
 
@@ -183,6 +241,38 @@ def test_a_network_that_mixes_samples_is_differentiated_one_by_one() -> None:
     clipped_sum(network, torch.randn(4, 6), torch.tensor([0, 1, 2, 0]), 1e9)
     weight = network.layout.part(["output.weight"])
     assert not bool(weight.of(network.gradient).any())
+
+
+class Gated(nn.Module):
+    """Lets samples look at each other through a gate that is shut at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gate, self.output = nn.Linear(6, 6), silent(nn.Linear(6, 6, bias=False)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.layer(x))
+        seen = self.gate(hidden)
+        scores: Tensor = self.output(hidden + seen * seen.mean(0))
+        return scores
+
+
+def test_what_is_shut_at_first_is_seen_all_the_same() -> None:
+    """Once the gate is open one record would change the gradients of all others in its batch."""
+    network = network_of(Gated())
+    before = network.vector.clone()
+    assert not way_for(network, (6,)).layerwise
+    assert torch.equal(network.vector, before)
+
+
+def test_a_short_gradient_at_the_outputs_of_a_layer_with_long_inputs_is_not_taken_for_none() -> None:
+    """Its square is 0 in single precision, but times an input of 1e19 it is longer than a small clip."""
+    network = network_of(nn.Linear(6, 500, bias=False), Regression(tuple("t" * 500), (0.0,) * 500, (1.0,) * 500))
+    network.vector.zero_()
+    x, y = torch.full((1, 6), 5e18), torch.full((1, 500), 5e-21)
+    network.per_sample = PerSample(layerwise=True, chunk=1)
+    clipped_sum(network, x, y, 1e-3)
+    assert float(network.gradient.double().norm()) <= 1e-3
 
 
 def test_a_network_that_draws_is_differentiated_one_by_one() -> None:
@@ -294,12 +384,22 @@ class Deciding(nn.Module):
         return scores
 
 
+class CentredInUse(nn.Module):
+    """Mixes samples in evaluation only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x - x.mean(0)
+
+
 @pytest.mark.parametrize(
     ("module", "why"),
     [
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), "'1' is BatchNorm, .* take GroupNorm"),
         (Remembering(), "changes the model's buffer 'seen', which would have no noise"),
         (Deciding(), "the model cannot be differentiated sample by sample"),
+        (Centred(), "depends on which others are in its batch"),
+        (nn.Sequential(CentredInUse(), nn.Linear(6, 3)), "depends on which others are in its batch"),
+        (Gated(), "depends on which others are in its batch"),
     ],
 )
 def test_a_network_that_cannot_be_private_is_refused(module: nn.Module, why: str) -> None:

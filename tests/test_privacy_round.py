@@ -1,6 +1,7 @@
 """A round under privacy: batches, noise, what is counted, what is withheld; and every method from start to end."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,10 @@ from helpers import (
     small_run,
 )
 from orchard.core.contract import Download
-from orchard.core.training import ClientContext, gradient
+from orchard.core.training import ClientContext, gradient, run_epochs
+from orchard.core.vector import Network
+from orchard.data.clients import ClientData
+from orchard.data.samples import Samples
 from orchard.errors import RunFailed, Stopped, UserError
 from orchard.experiment import Experiment
 from orchard.method import Queries
@@ -33,6 +37,7 @@ from orchard.privacy.accounting import account, account_of
 from orchard.privacy.noise import Noise
 from orchard.privacy.private_round import LOSS_LIMIT, PrivateRound
 from orchard.privacy.settings import Privacy
+from orchard.tasks.regression import Regression
 
 NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
 
@@ -45,25 +50,34 @@ def context_of(experiment: Experiment, client: int = 0, round: int = 0) -> Clien
     return context
 
 
+def inside(context: ClientContext, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the samples of a batch, which a method does not see."""
+    assert context.private is not None
+    part = context.private._part(x, y)
+    return part.x, part.y
+
+
 def taken(context: ClientContext, round: int = 0) -> list[Tensor]:
-    return [x for epoch in range(2) for x, _ in context.batches(round, epoch)]
+    return [inside(context, *batch)[0] for epoch in range(2) for batch in context.batches(round, epoch)]
 
 
 def test_the_gradient_is_the_clipped_sum_with_noise_divided_by_the_expected_batch() -> None:
     privacy = Privacy(noise_multiplier=2.0, clip=0.5)
     context = context_of(small_experiment(privacy=privacy))
     assert context.private is not None
-    ((x, y), *_) = list(context.private.batches(1))
+    for x, y in context.private.batches(1):
+        samples, _ = inside(context, x, y)
     draws = Noise.of_seed(42, 0).of(b"round 0")
     chosen = draws.generator(1).random(17) < 8 / 17
     data = small_data(small_experiment()).clients[0].train
-    assert torch.equal(x, data.x[chosen])
+    assert torch.equal(samples, data.x[chosen])
     # Only the batch that is being trained on has a gradient: its turn is over.
     with pytest.raises(UserError, match="no batch of run_epochs"):
         gradient(context.network, x, y)
     context = context_of(small_experiment(privacy=privacy))
-    (x, y) = next(iter(context.batches(0, 0)))
+    x, y = next(context.batches(0, 0))
     gradient(context.network, x, y)
+    x, y = inside(context, x, y)
     noised = context.network.gradient.clone()
     context.network.private = None
     expected = torch.zeros_like(noised)
@@ -89,7 +103,7 @@ def test_an_empty_batch_takes_a_step_of_noise_alone() -> None:
         context = context_of(experiment, round=r % 3)
         for x, y in context.batches(0, 0):
             loss = gradient(context.network, x, y)
-            if not len(y):
+            if not len(inside(context, x, y)[1]):
                 assert loss == 0
                 assert bool(context.network.gradient.any())
                 return
@@ -120,20 +134,52 @@ def test_a_round_gives_no_more_than_it_may_ask() -> None:
         context.loss(context.network.vector.clone(), "train")
 
 
+@pytest.mark.parametrize(("record", "shift"), [(1e3, 1.0), (math.nan, 0.0), (math.inf, 0.0)])
+def test_all_that_shows_of_a_record_is_the_mixture_that_the_account_is_made_of(record: float, shift: float) -> None:
+    """Of a record whose gradient is as long as can be: N(0, σ²) or, with probability q, N(1, σ²), along it."""
+    from scipy.stats import kstest, norm
+
+    sigma, clip, rate = 0.8, 0.3, 0.5
+    network = Network(torch.nn.Linear(1, 1, bias=False), task=Regression(("t",), (0.0,), (1.0,)))
+    network.vector.zero_()
+    # f(x) = w·x = 0: of the first record, y = 0, the gradient is 0, of the second −2·record, which is clipped.
+    both = Samples(torch.tensor([[1.0], [record]]), torch.tensor([[0.0], [1.0]]))
+    privacy = Privacy(noise_multiplier=sigma, clip=clip)
+    spent = account(privacy, 2, 1, Queries(1))
+    assert spent.rate == rate
+    found = []
+    for draw in range(2000):
+        private = PrivateRound(privacy, spent, Queries(1), Noise(f"{draw}".encode()), ClientData("a", both, both, both))
+        for x, y in private.batches(1):
+            private.gradient(network, x, y)
+            found.append(-network.gradient.item() * private.expected / clip)
+
+    def mixture(z: Any) -> Any:
+        return (1 - rate) * norm.cdf(z, 0, sigma) + rate * norm.cdf(z, shift, sigma)
+
+    assert kstest(found, mixture).pvalue > 0.01
+    assert kstest(found, lambda z: norm.cdf(z, 1 - shift, sigma)).pvalue < 1e-6
+
+
 def test_halves_are_disjoint_and_cost_one_gradient() -> None:
     context = context_of(small_experiment(batch_size=1000, privacy=NOISY))
     assert context.private is not None
-    x, y = next(iter(context.batches(0, 0)))
+    x, y = next(context.batches(0, 0))
+    everything, _ = inside(context, x, y)
     first, second = context.private.halves(x, y)
-    assert len(first[1]) + len(second[1]) == 17
-    rows = {tuple(row) for row in torch.cat([first[0], second[0]]).tolist()}
-    assert rows == {tuple(row) for row in x.tolist()}
+    one, other = (inside(context, *half)[0] for half in (first, second))
+    assert len(one) + len(other) == 17
+    assert {tuple(row) for row in torch.cat([one, other]).tolist()} == {tuple(row) for row in everything.tolist()}
     gradient(context.network, *first)
-    gradient(context.network, *second)
+    # One half twice would cost its samples two.
     with pytest.raises(UserError, match="asks more"):
         gradient(context.network, *first)
-    with pytest.raises(UserError, match="no batch"):
-        gradient(context.network, x, y)
+    gradient(context.network, *second)
+    with pytest.raises(UserError, match="asks more"):
+        gradient(context.network, *second)
+    for wrong in ((x, y), (first[0], second[1])):
+        with pytest.raises(UserError, match="no batch"):
+            gradient(context.network, *wrong)
 
 
 def test_a_mean_loss_is_clipped_and_noised() -> None:
@@ -198,6 +244,48 @@ def test_a_method_that_reads_samples_is_refused_with_a_sentence() -> None:
         RunFailed, match=r"sees its data through run_epochs, local_sgd, gradient and context\.loss only"
     ):
         small_run(method=Curious(), privacy=NOISY)
+
+
+class Own(FedAvgLocal):
+    """Makes a gradient of its own in its steps, as one that adds a term to the loss may."""
+
+    name: str = "own"  # type: ignore[assignment]
+    look: ClassVar[Callable[[ClientContext, Tensor, Tensor], Any]]
+
+    def client(self, index: int, federation: Any) -> FedAvgClient:
+        return OwnClient(federation, type(self).look)
+
+
+class OwnClient(FedAvgClient):
+    def __init__(self, federation: Any, look: Callable[[ClientContext, Tensor, Tensor], Any]) -> None:
+        super().__init__(federation)
+        self.look = look
+
+    def train(self, context: ClientContext, round: int) -> float:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            self.look(context, x, y)
+            return gradient(context.network, x, y)
+
+        return run_epochs(context, round, step)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda context, x, y: context.network.module(x).sum().backward(),
+        lambda context, x, y: torch.bincount(y),
+        lambda context, x, y: x[:1],
+        lambda context, x, y: len(y) < 2,  # who else is in a batch is secret
+    ],
+    ids=["loss", "labels", "sample", "size"],
+)
+def test_a_method_does_not_see_what_is_in_a_batch(
+    look: Callable[[ClientContext, Tensor, Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Own, "look", staticmethod(look), raising=False)
+    assert small_run(method=Own(), rounds=1)
+    with pytest.raises(RunFailed, match="this one reads samples itself"):
+        small_run(method=Own(), rounds=1, privacy=NOISY)
 
 
 def test_a_network_with_batch_norm_is_refused_before_training() -> None:

@@ -76,7 +76,7 @@ class ClientContext:
     def batches(self, round: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield an epoch's batches; their order depends on (seed, client, round, epoch) and nothing else.
 
-        Under privacy they are Poisson samples, new ones each time.
+        Under privacy they are Poisson samples, new ones each time, of which only `gradient` can be asked.
         """
         if self.private is not None:
             yield from self.private.batches(self.experiment.batches(len(self.data.train.y), 1))
@@ -105,7 +105,7 @@ def run_epochs(
             losses, sizes = [], []
             for x, y in context.batches(round, epoch):
                 losses.append(step(x, y))
-                sizes.append(len(y))
+                sizes.append(len(y) if context.private is None else 0)  # a batch's size is not public
             # Checked once per epoch, since a look waits for the device.
             values = torch.stack(losses).cpu().double()
             if not bool(values.isfinite().all()):

@@ -142,10 +142,10 @@ class _Outer:
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor) -> None:
         self.a, self.b, self.layer = a, b, layer
-        length = b.square().sum(1)
-        weight = length * a.square().sum(1) if layer.weight.requires_grad else torch.zeros_like(length)
+        length = _lengths(b)
+        weight = (length * _lengths(a)).square() if layer.weight.requires_grad else torch.zeros_like(length)
         bias = layer.bias is not None and layer.bias.requires_grad
-        self.squares = weight + length if bias else weight
+        self.squares = weight + length.square() if bias else weight
 
     def add(self, factors: Tensor) -> None:
         there = (factors > 0)[:, None]
@@ -154,6 +154,14 @@ class _Outer:
             _grad(self.layer.weight).addmm_(b.t(), torch.where(there, self.a, 0))
         if self.layer.bias is not None and self.layer.bias.requires_grad:
             _grad(self.layer.bias).add_(b.sum(0))
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Return the length of each row, also of one whose squares are too small: times a long row it may be long."""
+    largest = rows.abs().amax(1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1)
+    lengths: Tensor = torch.linalg.vector_norm(rows / scale, dim=1) * scale[:, 0]
+    return lengths
 
 
 Part = _Explicit | _Outer
@@ -201,10 +209,10 @@ def _recorded(module: nn.Module) -> Iterator[dict[nn.Module, tuple[Tensor, Tenso
     """Record the inputs and outputs of all layers with parameters to train."""
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        found[layer] = inputs[0], outputs
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], outputs: Tensor) -> None:
+        found[layer] = (*inputs, *named.values())[0], outputs
 
-    hooks = [layer.register_forward_hook(note) for layer in _trained_layers(module)]
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in _trained_layers(module)]
     try:
         yield found
     finally:
@@ -222,19 +230,20 @@ def _trained_layers(module: nn.Module) -> list[nn.Module]:
 def way_for(network: "Network", shape: tuple[int, ...]) -> PerSample:
     """Return how a network's gradients are found: layer by layer if that gives what one by one gives.
 
-    A layer that is used twice, weights that two layers share, or samples that are mixed on their way would all show.
+    A layer that is used twice, parameters that are used elsewhere, or samples that are mixed on their way would show.
     """
-    size = math.prod(shape)
-    one_by_one = PerSample(layerwise=False, chunk=_chunk(size + len(network.gradient)))
-    numbers = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
+    with in_general(network) as numbers:
         x = torch.randn((TRIED, *shape), generator=numbers).to(network.vector)
-        with _recorded(network.module) as layers, torch.no_grad():
+        with torch.no_grad():
             outputs = network.module(x)
         v = torch.randn(outputs.shape, generator=numbers).to(outputs)
+        size = math.prod(shape)
+        one_by_one = PerSample(layerwise=False, chunk=_chunk(size + len(network.gradient)))
         (norms, _), g = _clipped_sum(network, x, v, 1.0, _product, one_by_one), network.gradient.clone()
-        if not all(map(_is_known, _trained_layers(network.module))):
+        if not _all_known(network.module):
             return one_by_one
+        with _recorded(network.module) as layers, torch.no_grad():
+            network.module(x)
         size += sum(_numbers(layer, a, b) for layer, (a, b) in layers.items())
         layerwise = PerSample(layerwise=True, chunk=_chunk(size))
         try:
@@ -243,6 +252,23 @@ def way_for(network: "Network", shape: tuple[int, ...]) -> PerSample:
             return one_by_one
     same = torch.allclose(norms, others, rtol=1e-3) and torch.allclose(g, h, rtol=1e-3, atol=1e-5)
     return layerwise if same else one_by_one
+
+
+@contextmanager
+def in_general(network: "Network") -> Iterator[torch.Generator]:
+    """Give the network random parameters for a while, and a generator of random samples.
+
+    What is special at first, e.g. a layer of zeros, would hide what it lets through as soon as it is trained.
+    """
+    numbers, before = torch.Generator().manual_seed(0), network.vector.clone()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            for p in (p.detach() for p in network.module.parameters() if p.requires_grad):
+                width = p[0].numel() if p.dim() > 1 else 100
+                p.add_(torch.randn(p.shape, generator=numbers).to(p) / math.sqrt(width))
+            yield numbers
+        finally:
+            network.vector.copy_(before)
 
 
 def _chunk(numbers: int) -> int:
@@ -261,7 +287,18 @@ def _product(outputs: Tensor, v: Tensor) -> Tensor:
     return (outputs * v).sum()
 
 
+def _all_known(module: nn.Module) -> bool:
+    """Tell whether all layers are known, and have their parameters to themselves."""
+    layers = _trained_layers(module)
+    own = [id(p) for layer in layers for p in layer.parameters(recurse=False)]
+    return all(map(_is_known, layers)) and len(set(own)) == len(own)
+
+
 def _is_known(layer: nn.Module) -> bool:
+    """Tell whether a layer is exactly one of those below: a subclass, or a hook, may make something else of weights."""
+    own = {name for name, _ in layer.named_parameters(recurse=False)}
+    if type(layer) not in _PARTS or not own <= {"weight", "bias"} or "weight" not in own:
+        return False
     if isinstance(layer, CONVOLUTIONS):
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return type(layer) in _PARTS
+    return True

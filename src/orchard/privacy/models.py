@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from orchard.errors import UserError
-from orchard.privacy.gradients import way_for
+from orchard.privacy.gradients import TRIED, in_general, way_for
 
 if TYPE_CHECKING:
     from orchard.core.vector import Network
@@ -22,11 +22,14 @@ def check_private(network: "Network", shape: tuple[int, ...]) -> None:
                 f"[privacy]: the model's layer {name!r} is BatchNorm, which mixes the samples of a batch and keeps "
                 "their means; take GroupNorm, e.g. nn.GroupNorm(8, channels)"
             )
-    with torch.random.fork_rng(devices=[]), network.preserved_buffers():
+    with in_general(network) as numbers, network.preserved_buffers(), torch.no_grad():
+        x = 3 * torch.randn((TRIED, *shape), generator=numbers).to(network.vector)
         before = network.buffers()
-        with torch.no_grad():
-            network.module.train()(torch.ones(2, *shape).to(network.vector))
+        network.module.train()(x)
         changed = [name for name, b in network.module.named_buffers() if not torch.equal(b, before[name])]
+        network.module.eval()
+        together, alone = network.module(x), torch.cat([network.module(one) for one in torch.split(x, 1)])
+        network.module.train()
     if changed:
         raise UserError(f"[privacy]: training changes the model's buffer {changed[0]!r}, which would have no noise")
     try:
@@ -34,3 +37,9 @@ def check_private(network: "Network", shape: tuple[int, ...]) -> None:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"[privacy]: the model cannot be differentiated sample by sample: {reason}") from None
+    rounding = 1e-4 * float(alone.nan_to_num().abs().max())
+    if not torch.allclose(together, alone, rtol=1e-3, atol=rounding, equal_nan=True):
+        raise UserError(
+            "[privacy]: what the model says of a sample depends on which others are in its batch (or on chance), also "
+            "in evaluation; one record would show in the losses of all"
+        )

@@ -34,10 +34,8 @@ class PrivateRound:
         self.left = queries
         """What may still be asked."""
         self._draws, self._loss, self._samples = 0, 0.0, 0
-        self._parts: list[tuple[Tensor, float]] = []
-        """The batch, or its halves, that a gradient may be asked of, each with its expected number of samples."""
-        self._gradients = 0.0
-        """How many more of this batch."""
+        self._parts: list[_Part] = []
+        """The batch, or its halves, that gradients may be asked of."""
 
     @property
     def expected(self) -> float:
@@ -50,39 +48,42 @@ class PrivateRound:
         return ClientData(self._data.name, **parts, preparation=None)
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Yield batches, each a Poisson sample: every record is in it with the same probability, by itself."""
+        """Yield batches, each a Poisson sample: every record is in it with the same probability, by itself.
+
+        Whoever gets one can ask for its gradients, and see neither its samples nor how many there are.
+        """
         x, y = self._data.train
         for _ in range(count):
             self._spend(batches=1)
             drawn = torch.from_numpy(self._generator().random(len(y)) < self.account.rate).nonzero()[:, 0].to(y.device)
-            batch = x.index_select(0, drawn), y.index_select(0, drawn)
-            self._parts, self._gradients = [(batch[0], 1.0)], self.account.total.gradients
-            yield batch
+            part = _Part(x.index_select(0, drawn), y.index_select(0, drawn), 1.0, self.account.total.gradients)
+            self._parts = [part]
+            yield part.seen
         self._parts = []
 
     def halves(self, x: Tensor, y: Tensor) -> tuple[Batch, Batch]:
-        """Divide a batch: a coin for each sample says in which half it is. Both halves together cost one gradient."""
-        self._expected_share(x)
-        heads = torch.from_numpy(self._generator().random(len(y)) < 0.5).to(y.device)
-        first, second = (x[heads], y[heads]), (x[~heads], y[~heads])
-        self._parts = [(first[0], 0.5), (second[0], 0.5)]
-        return first, second
+        """Divide a batch: a coin for each sample says in which half it is. A gradient of each half costs one."""
+        whole = self._part(x, y)
+        heads = torch.from_numpy(self._generator().random(len(whole.y)) < 0.5).to(whole.y.device)
+        first, second = (_Part(whole.x[in_it], whole.y[in_it], 0.5, whole.left) for in_it in (heads, ~heads))
+        self._parts = [first, second]
+        return first.seen, second.seen
 
     def gradient(self, network: "Network", x: Tensor, y: Tensor) -> Tensor:
         """Fill the network's gradient with the clipped, noised mean; return 0, since the loss would have no noise."""
-        share = self._expected_share(x)
-        if self._gradients < share:
+        part = self._part(x, y)
+        if not part.left:
             self._refuse(f"{self.account.total.gradients} gradients of a batch")
-        self._gradients -= share
+        part.left -= 1
         sigma, clip = self.account.multiplier, self.privacy.clip
-        losses = clipped_sum(network, x, y, clip).losses
+        losses = clipped_sum(network, part.x, part.y, clip).losses
         # In double precision, then rounded: what is added in single precision would show in the last bits.
         noise = self._generator().standard_normal(len(network.gradient))
         noised = network.gradient.cpu().double() + torch.from_numpy(noise) * (sigma * clip)
-        network.gradient.copy_((noised / (share * self.expected)).to(network.gradient))
+        network.gradient.copy_((noised / (part.share * self.expected)).to(network.gradient))
         self._loss += float(torch.where(losses.isfinite(), losses, 0).double().sum())
         self._samples += len(losses)
-        return x.new_zeros(())
+        return network.gradient.new_zeros(())
 
     @property
     def mean_loss(self) -> float:
@@ -106,10 +107,10 @@ class PrivateRound:
         self._draws += 1
         return self._noise.generator(self._draws)
 
-    def _expected_share(self, x: Tensor) -> float:
-        for part, share in self._parts:
-            if part is x:
-                return share
+    def _part(self, x: Tensor, y: Tensor) -> "_Part":
+        for part in self._parts:
+            if part.seen[0] is x and part.seen[1] is y:
+                return part
         raise UserError(
             "[privacy]: a gradient is asked of samples that are no batch of run_epochs; take batches as they come"
         )
@@ -140,22 +141,42 @@ def blind_loss(task: Task) -> float:
 
 
 class _Withheld:
-    """Stands for samples that a method may not see; it tells their number, which is public."""
+    """Stands for samples that a method may not see: of a part it tells the number, which is public, of a batch not."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int | None = None) -> None:
         self._samples = samples
 
     def __len__(self) -> int:
+        if self._samples is None:
+            _refuse_to_show()
         return self._samples
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise UserError(
-            "[privacy]: a method sees its data through run_epochs, local_sgd, gradient and context.loss only; "
-            "this one reads samples itself"
-        )
+        _refuse_to_show()
 
     def __getitem__(self, index: object) -> NoReturn:
-        self.__getattr__("samples")
+        _refuse_to_show()
+
+    @classmethod
+    def __torch_function__(cls, *call: object) -> NoReturn:
+        _refuse_to_show()
+
+
+def _refuse_to_show() -> NoReturn:
+    raise UserError(
+        "[privacy]: a method sees its data through run_epochs, local_sgd, gradient and context.loss only; "
+        "this one reads samples itself"
+    )
+
+
+class _Part:
+    """A batch or a half of one: its samples, and what a method gets in their place."""
+
+    def __init__(self, x: Tensor, y: Tensor, share: float, left: int) -> None:
+        self.x, self.y, self.share = x, y, share
+        self.left = left
+        """How many gradients of it may still be asked."""
+        self.seen = cast("Batch", (_Withheld(), _Withheld()))
 
 
 def _withheld(samples: Samples) -> Samples:

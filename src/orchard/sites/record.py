@@ -58,6 +58,8 @@ class SiteRound:
     """The measure that models are chosen by."""
     model: Model | None
     """The model that was evaluated at that moment."""
+    lineage: str = ""
+    """Under privacy: a digest of all that this round and those before it were made of, from which noise follows."""
 
 
 class SiteRecord:
@@ -103,11 +105,12 @@ class SiteRecord:
         Of an earlier round the record holds the update alone. Raise if the record is missing or damaged: the round
         would start from a wrong state and overwrite the existing records.
         """
-        if self.written and self.written["rounds"] <= round + 1:
+        newest = max(rounds_written(self.folder), default=0)  # another process of this site may have gone on
+        if self.written and newest <= self.written["rounds"] <= round + 1:
             return self.written
         done, _ = read_newest(self.folder, round + 1)
         if done is None or done["rounds"] <= round:
-            if max(rounds_written(self.folder), default=0) > round + 1:
+            if newest > round + 1:
                 return self._own(self._answered(round))
             done, problems = read_newest(self.folder, round)
             if problems:
@@ -138,6 +141,7 @@ class SiteRecord:
             "client": site_round.client,
             "buffers": dict(site_round.buffers),
             "update": _stored(site_round.update),
+            "lineage": site_round.lineage,
             "history": [*(before["history"] if before else []), _figures(site_round)],
             **_models(before, site_round),
         }

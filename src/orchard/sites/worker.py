@@ -7,7 +7,7 @@ site's own log has the details.
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,17 +197,17 @@ def _told(known: Enrolled, update: ClientUpdate) -> ClientUpdate:
     return ClientUpdate(update.upload, update.selected, None, None, None)
 
 
-def _noised(context: ClientContext, download: Download) -> ClientContext:
-    """Return the context with noise for this download alone.
+def lineage_of(before: str, samples: Sequence[int], download: Download) -> str:
+    """Return a digest of a round: of those before it, of what the server says of the federation, and of the download.
 
-    Were a round repeated with another one, by a server that wants to take the noise off, it would be other noise.
+    The client's state follows from these. Noise is drawn from it, so that two answers to the same round, e.g. one of
+    before and one of after a site was restored from a backup, never have the same noise unless they are equal: their
+    difference would have none.
     """
-    if context.noise is None:
-        return context
-    digest = hashlib.blake2b()
+    digest = hashlib.blake2b(f"{before} {list(samples)} {download.round} ".encode(), digest_size=32)
     for name, vector in sorted(download.vectors.items()):
         digest.update(f"{name} {len(vector)} ".encode() + packed(vector))
-    return replace(context, noise=context.noise.of(digest.digest()))
+    return digest.hexdigest()
 
 
 def _recorded_round(known: Enrolled, now: Started, download: Download) -> ClientUpdate:
@@ -217,6 +217,11 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
         log.info("round %d is asked for again; the answer is the same as before", download.round + 1)
         return update_of(done)
     state, buffers = (done["client"], done["buffers"]) if done else now.initial
+    context, lineage = now.context, ""
+    if context.noise is not None:
+        before = done["lineage"] if done else known.record.about["data"]
+        lineage = lineage_of(before, now.federation.samples, download)
+        context = replace(context, noise=context.noise.of(lineage.encode()))
     now.client.restore(state)
     network = now.context.network
     network.load_buffers(buffers)
@@ -225,7 +230,7 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
     def keep(moment: Moment, model: Tensor) -> None:
         models[moment] = (model, network.buffers())
 
-    update = run_client_round(now.client, _noised(now.context, download), download, now.federation.traffic, keep)
+    update = run_client_round(now.client, context, download, now.federation.traffic, keep)
     moment = known.experiment.method.moment
     site_round = SiteRound(
         round=download.round,
@@ -236,6 +241,7 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
         moment=moment,
         score=now.federation.task.score,
         model=models.get(moment),
+        lineage=lineage,
     )
     known.record.write(done, site_round)
     return update
