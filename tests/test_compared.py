@@ -80,14 +80,14 @@ def test_what_was_not_compared_is_said(compared: orchard.Compared) -> None:
         orchard.compare(["apple:mu"])
 
 
-@pytest.mark.filterwarnings("ignore:method.name = 'own':orchard.errors.ResumeWarning")
+@pytest.mark.filterwarnings("ignore:method.name = 'homemade':orchard.errors.ResumeWarning")
 def test_a_method_of_ones_own_is_found_again_in_the_same_process() -> None:
     class Own(Separate):
-        name: Literal["own"] = "own"  # type: ignore[assignment]
+        name: Literal["homemade"] = "homemade"  # type: ignore[assignment]
 
     compared = orchard.compare([Own(), "separate"], small_arrays(), **QUICK)
-    assert compared.result("own").bmcta == compared.result("separate").bmcta
-    assert orchard.Experiment.model_validate({"method": "own"}).method == Own()
+    assert compared.result("homemade").bmcta == compared.result("separate").bmcta
+    assert orchard.Experiment.model_validate({"method": "homemade"}).method == Own()
 
 
 def test_clients_with_names_of_their_own_are_numbered_as_the_columns_are(compared: orchard.Compared) -> None:

@@ -243,7 +243,13 @@ def test_the_command(tmp_path: Path) -> None:
     options = [word for setting in QUICK for word in ("--set", setting)]
     first = orchard_command("compare", "--methods", "separate,fedavg-local,apple", *options, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert [line.split()[0] for line in first.stderr.splitlines()] == ["orchard:", "1/3", "2/3", "3/3"]  # advice, once
+    assert [line.split()[0] for line in first.stderr.splitlines()] == [
+        "orchard:",
+        "1/3",
+        "2/3",
+        "3/3",
+        "kept",
+    ]  # advice, once
     for words in ("method", "BMCTA", "worse than alone", "gains over training alone", "client 7"):
         assert words in first.stdout
     again = orchard_command("compare", "--methods", "separate", "--format", "csv", *options, cwd=tmp_path)

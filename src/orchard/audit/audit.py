@@ -113,9 +113,10 @@ class _Work:
 
     @property
     def epsilon(self) -> float | None:
-        """The largest ε of a client that the run promises; None without differential privacy."""
-        if self.experiment.privacy is None:
-            return None
+        """ε that the run promises, or what its noise gives the client with the most; None without privacy."""
+        privacy = self.experiment.privacy
+        if privacy is None or privacy.epsilon is not None:
+            return privacy.epsilon if privacy else None
         return max(account_of(self.experiment, len(client.train.y)).epsilon for client in self.data.clients)
 
     def audit(self) -> Audit:

@@ -38,7 +38,7 @@ def table_of(audits: Sequence[tuple[str, Audit]]) -> tuple[Row, list[Row]]:
 
 def labels_of(runs: Sequence[Path], audits: Sequence[Audit]) -> list[str]:
     """Return the runs' methods, with their folders' names where a method comes twice."""
-    methods = [f"{found.method}, ε = {found.epsilon:g}" if found.epsilon else found.method for found in audits]
+    methods = [f"{found.method}, ε = {found.epsilon:.3g}" if found.epsilon else found.method for found in audits]
     return [
         method if methods.count(method) == 1 else f"{method} ({run.name})"
         for method, run in zip(methods, runs, strict=True)
