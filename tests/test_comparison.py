@@ -249,7 +249,7 @@ def test_the_command(tmp_path: Path) -> None:
         "2/3",
         "3/3",
         "kept",
-    ]  # advice, once
+    ]  # advice once
     for words in ("method", "BMCTA", "worse than alone", "gains over training alone", "client 7"):
         assert words in first.stdout
     again = orchard_command("compare", "--methods", "separate", "--format", "csv", *options, cwd=tmp_path)
