@@ -14,7 +14,16 @@ import orchard
 from helpers import ROOT
 from orchard.cli import app
 from orchard.experiment import RunOptions, load_experiment
-from orchard.report.panel import as_csv, as_markdown, as_page, as_text, document
+from orchard.report.panel import (
+    accuracy_rows,
+    as_csv,
+    as_markdown,
+    as_page,
+    as_text,
+    document,
+    regret_rows,
+    tables,
+)
 from orchard.runs import panel
 from orchard.runs.comparison import Spread
 from orchard.runs.folder import RunFolder
@@ -199,7 +208,20 @@ def test_a_kept_panel_takes_in_what_was_measured_anew() -> None:
     assert found.regrets("a") == pytest.approx([0.95 - 0.9, 0.8 - 0.7])
     assert found.regrets("b") == pytest.approx([0.9 - 0.95, 0.8 - 0.6])
     assert found.regrets("b", settled=True) == pytest.approx([0.8 - 0.7, 0.7 - 0.6])
-    with pytest.raises(orchard.UserError, match="c: is not measured on y yet"):
-        kept.updated(Panel({"c": {"x": cell(0.5, 0.5)}}, {}, [1]))
     with pytest.raises(orchard.UserError, match=r"has the seeds \[1\]; measure with the same"):
         kept.updated(Panel(newer.cells, {}, [1, 2]))
+
+
+def test_a_method_that_is_not_measured_everywhere_has_no_figure_over_all() -> None:
+    kept = Panel(
+        {"a": {"x": cell(0.9, 0.8), "y": cell(0.7, 0.7)}, "b": {"x": cell(0.8, 0.9), "y": cell(0.6, 0.6)}}, {}, [1]
+    )
+    found = kept.updated(Panel({"c": {"y": cell(0.8, 0.5)}}, {}, [1]))
+    assert found.regrets("c") == pytest.approx([0.7 - 0.8])
+    assert found.regrets("a") == pytest.approx([0.8 - 0.9, 0.8 - 0.7]), "it counts where it was measured"
+    assert found.ranking() == ["a", "b", "c"]
+    assert regret_rows(found)[-1] == ["c", "–", "–", "–", "–", "–"]
+    assert accuracy_rows(found)[-1] == ["c", "–", "80.0"]
+    (_, (_, x), (_, y)) = tables(found)
+    assert [row[0] for row in x] == ["method", "a", "b"]
+    assert [row[0] for row in y] == ["method", "c", "a", "b"]

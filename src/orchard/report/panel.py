@@ -20,7 +20,7 @@ ABOUT = (
     "Accuracies in %: means over clients at the round that validation chooses, ± over seeds (first models, batches); "
     f"settled: the mean of the last {LAST_ROUNDS} rounds, which nobody chooses. "
     "Regret, in points: by how much the best other method is ahead. Worse than "
-    "alone: clients who do, by more than two standard errors of their test sets."
+    "alone: clients who do, by more than two standard errors of their test sets. –: not measured."
 )
 STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem;color:#222;"
@@ -79,6 +79,9 @@ def regret_rows(panel: Panel) -> Rows:
     """Return each method's regrets over all federations, the smallest mean first."""
     rows = []
     for method in panel.ranking():
+        if not panel.is_complete(method):
+            rows.append([method, *["–"] * 5])
+            continue
         chosen, settled, worse = (
             panel.regrets(method),
             panel.regrets(method, settled=True),
@@ -93,12 +96,17 @@ def regret_rows(panel: Panel) -> Rows:
 def accuracy_rows(panel: Panel) -> Rows:
     """Return every method's accuracy on every federation, the smallest mean regret first."""
     head = ["method", *panel.federations()]
-    rows = [[m, *(f"{100 * panel.cells[m][f].accuracy.mean:.1f}" for f in head[1:])] for m in panel.ranking()]
+    rows = [[m, *(_accuracy(panel.cells[m].get(f)) for f in panel.federations())] for m in panel.ranking()]
     return [head, *rows]
 
 
+def _accuracy(cell: PanelCell | None) -> str:
+    return f"{100 * cell.accuracy.mean:.1f}" if cell else "–"
+
+
 def _federation_rows(panel: Panel, federation: str) -> Rows:
-    methods = sorted(panel.cells, key=lambda method: panel.cells[method][federation].regret)
+    measured = [method for method, cells in panel.cells.items() if federation in cells]
+    methods = sorted(measured, key=lambda method: panel.cells[method][federation].regret)
     head = ["method", "accuracy", "balanced", "AUROC", "regret", "settled", "regret", "worse than alone"]
     return [head, *([method, *_texts(panel.cells[method][federation])] for method in methods)]
 

@@ -85,24 +85,24 @@ class Panel:
         known = [cell.worse_than_alone for cell in self.cells[method].values()]
         return None if None in known else sum(filter(None, known))
 
+    def is_complete(self, method: str) -> bool:
+        """Return whether a method was measured on every federation."""
+        return len(self.cells[method]) == len(self.federations())
+
     def ranking(self) -> list[str]:
-        """Return the methods, that with the smallest mean regret first."""
-        return sorted(self.cells, key=lambda method: mean(self.regrets(method)))
+        """Return the methods, that with the smallest mean regret first, and last those not measured everywhere."""
+        return sorted(self.cells, key=lambda method: (not self.is_complete(method), mean(self.regrets(method))))
 
     def federations(self) -> list[str]:
         """Return the federations that were run."""
-        return list(next(iter(self.cells.values())))
+        return list(dict.fromkeys(name for cells in self.cells.values() for name in cells))
 
     def updated(self, newer: "Panel") -> "Panel":
         """Return this panel with the cells of a newer one, and all regrets anew."""
         if list(newer.seeds) != list(self.seeds):
             raise UserError(f"the panel that is kept has the seeds {list(self.seeds)}; measure with the same")
         cells = {method: {**self.cells.get(method, {}), **newer.cells.get(method, {})} for method in _both(self, newer)}
-        federations = list(next(iter(self.cells.values())))
-        for method, theirs in cells.items():
-            if lacking := [name for name in federations if name not in theirs]:
-                raise UserError(f"{method}: is not measured on {lacking[0]} yet; measure it on all that are kept")
-        regretted = {method: {name: _with_regrets(cells, method, name) for name in federations} for method in cells}
+        regretted = {method: {name: _with_regrets(cells, method, name) for name in cells[method]} for method in cells}
         return Panel(regretted, self.left_out, self.seeds)
 
     def write(self, path: Path) -> None:
@@ -121,7 +121,7 @@ def _both(older: Panel, newer: Panel) -> list[str]:
 
 def _with_regrets(cells: Mapping[str, Mapping[str, PanelCell]], method: str, federation: str) -> PanelCell:
     """Return a cell with its regrets over all other methods."""
-    theirs = {other: cells[other][federation] for other in cells}
+    theirs = {other: cells[other][federation] for other in cells if federation in cells[other]}
     return replace(
         theirs[method],
         regret=_regret({other: [cell.accuracy.mean] for other, cell in theirs.items()}, method),
