@@ -10,6 +10,8 @@ from helpers import measures
 from orchard.core.evaluation import Scores
 from orchard.data.clients import DataDistribution
 from orchard.experiment import RunOptions, load_experiment
+from orchard.report.content import contents_of
+from orchard.report.views import Content
 from orchard.runs.folder import RunFolder
 from orchard.runs.metrics import Round
 from orchard.runs.result import Result
@@ -105,3 +107,9 @@ class SyntheticRun:
         self.folder.write("summary.json", {"state": "finished"})
         self.folder.write("by_class.json", {"round": self.result.figures().best.round, "clients": self.by_class()})
         return self.folder.path
+
+
+def shown(*runs: Path, live: bool = False) -> Content:
+    """Return what the report shows of runs on one data set."""
+    (content,) = contents_of([RunFolder(run) for run in runs], live=live)
+    return content

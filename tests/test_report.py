@@ -11,15 +11,10 @@ import orchard
 from orchard.cli import app
 from orchard.report.content import contents_of
 from orchard.report.story import overview, story
-from orchard.report.views import Content, Values
+from orchard.report.views import Values
 from orchard.runs.comparison import Spread
 from orchard.runs.folder import RunFolder
-from synthetic import SyntheticRun
-
-
-def shown(*runs: Path, live: bool = False) -> Content:
-    (content,) = contents_of([RunFolder(run) for run in runs], live=live)
-    return content
+from synthetic import SyntheticRun, shown
 
 
 @pytest.fixture(scope="module")

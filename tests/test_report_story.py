@@ -8,20 +8,13 @@ import numpy as np
 import pytest
 
 from orchard.errors import UserError
-from orchard.report.content import contents_of
 from orchard.report.page import page, page_data
 from orchard.report.ranking import gain_in_cases, intervals, ranking
 from orchard.report.story import overview, story
 from orchard.report.views import Content, Relationships
 from orchard.runs.comparison import Spread
-from orchard.runs.folder import RunFolder
 from orchard.runs.uncertainty import wilson
-from synthetic import SyntheticRun
-
-
-def shown(*runs: Path, live: bool = False) -> Content:
-    (content,) = contents_of([RunFolder(run) for run in runs], live=live)
-    return content
+from synthetic import SyntheticRun, shown
 
 
 @pytest.fixture(scope="module")

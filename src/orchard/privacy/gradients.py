@@ -32,8 +32,6 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """Takes outputs and targets, returns the sum of all samples' losses."""
-Recorded = Mapping[nn.Module, tuple[Tensor, Tensor]]
-"""The inputs and outputs of each layer."""
 
 
 @dataclass(frozen=True)
