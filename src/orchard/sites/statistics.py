@@ -1,8 +1,6 @@
 """Statistics before training: what a site lets out, and whether the data of all sites fit together."""
 
-import hashlib
 import json
-import os
 import secrets
 import tempfile
 import time
@@ -20,8 +18,9 @@ from orchard.data.statistics import (
     statistics,
     told_lines,
 )
+from orchard.data.stored import digest_of_path
 from orchard.engines.flare.messages import MessageRejected
-from orchard.errors import RunFailed, UserError
+from orchard.errors import RunFailed
 from orchard.sites.connection import Connection, printable
 from orchard.sites.job import STATISTICS
 from orchard.sites.members import known_sites
@@ -50,7 +49,7 @@ def allowed_statistics(plan: Plan, name: str, settings: SiteSettings) -> Statist
         raise MessageRejected("not a site of this run")
     if not settings.statistics:
         raise MessageRejected("statistics not allowed here")
-    before, now = _told_about(settings), fingerprint(settings.data)
+    before, now = _told_about(settings), digest_of_path(settings.data)
     if before not in (None, now):
         raise MessageRejected("data changed since statistics")
     told = statistics(settings.data, name, plan.task, plan.experiment)
@@ -70,21 +69,6 @@ def _told_about(settings: SiteSettings) -> str | None:
         return "damaged"  # which is no data's
 
 
-def fingerprint(path: Path) -> str:
-    """Return a hash of a file, or of all files in a folder."""
-    digest = hashlib.sha256()
-    try:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                digest.update(os.fsencode(file.relative_to(path)) + f"\0{file.stat().st_size}\0".encode())
-                with file.open("rb") as content:
-                    for block in iter(lambda content=content: content.read(2**20), b""):  # type: ignore[misc]
-                        digest.update(block)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    return digest.hexdigest()
-
-
 def rehearsed(kit: Path, experiment: Path) -> Iterator[str]:
     """Yield what this site would tell, line by line; nothing leaves."""
     settings, name = load_site(kit), party_of(kit, "site").name
@@ -93,7 +77,7 @@ def rehearsed(kit: Path, experiment: Path) -> Iterator[str]:
     yield from (f"  {line}" for line in told_lines(statistics(settings.data, name, plan.task, plan.experiment)))
     if not settings.statistics:
         yield "It tells nothing of this unless its site.toml says: statistics = true"
-    elif _told_about(settings) not in (None, fingerprint(settings.data)):
+    elif _told_about(settings) not in (None, digest_of_path(settings.data)):
         yield (
             "It tells nothing of this: its data have changed since it told, and the difference could tell of single "
             f"patients. To allow it all the same, delete {settings.records / TOLD}"
