@@ -31,6 +31,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.grid import Contender, Grid
 from processes import orchard_command
 from test_comparison import Log
+from test_image_folders import write_images
 
 DATASETS = ("mnist", "cifar10", "organamnist", "pathmnist")
 SPLITS = ("pathological", "practical")
@@ -62,6 +63,19 @@ def test_the_papers_parameters_and_who_borrows_them() -> None:
     assert apple_parameters("bloodmnist", "practical") == apple_parameters("pathmnist", "practical")
     assert apple_parameters("tissuemnist", "practical") == apple_parameters("organamnist", "practical")
     assert apple_parameters("digits", "pathological") == apple_parameters("mnist", "pathological")
+
+
+def test_a_folder_may_be_a_copy_of_a_dataset_of_the_papers(tmp_path: Path) -> None:
+    copy = tmp_path / "cifar10-jpeg"
+    for part, label in product(("train", "test"), ("cat", "dog")):
+        write_images(copy / part / label, 3, "RGB")
+    grid, rows = Task("table1", str(copy), "practical", "paper", [42], tmp_path, copy_of="cifar10").grid()
+    assert (grid.base.size, grid.base.model, grid.base.batch_size) == (28, "cnn", 256)
+    assert rows[-2].settings == Apple(**apple_parameters("cifar10", "practical"))
+    found = replace(made({"apple": 0.5}), dataset="cifar10-jpeg", copy_of="cifar10")
+    assert found.command.startswith("orchard reproduce table1 --dataset cifar10-jpeg --copy-of cifar10 --partition")
+    found.write(tmp_path)
+    assert "## cifar10-jpeg (a copy of cifar10), practical: Table 1\n" in document(tmp_path)
 
 
 def test_the_full_protocol_is_the_papers() -> None:
@@ -318,6 +332,11 @@ def test_what_cannot_be_done_is_refused_before_anything_is_run(tmp_path: Path) -
         (["--dataset", "mnits"], "dataset = 'mnits': unknown; did you mean 'mnist'?"),
         (["--dataset", "./file"], "dataset = './file': unknown"),
         (["--dataset", "digits", "--results", "file"], "--results file: cannot be written: File exists"),
+        (
+            ["--dataset", ".", "--copy-of", "cifar"],
+            "--copy-of: the paper does not use 'cifar'; did you mean 'cifar10'?",
+        ),
+        (["--dataset", "digits", "--copy-of", "mnist"], "--copy-of: is for a folder of images; 'digits' is a dataset"),
         (["--dataset", "digits", "--rows", "aple"], "--rows: table1 has no 'aple'; did you mean 'apple'?"),
     ):
         refused = orchard_command("reproduce", "table1", "--scale", "smoke", *options, cwd=tmp_path)

@@ -207,7 +207,10 @@ def reproduce(
         typer.Argument(help="table1: all methods; table2: limited downloads; figures: of table 1's runs."),
     ],
     dataset: Annotated[
-        str, typer.Option(help="A dataset's name; the paper's: mnist, cifar10, organamnist, pathmnist.")
+        str,
+        typer.Option(
+            help="A dataset's name, or a folder of images; the paper's: mnist, cifar10, organamnist, pathmnist."
+        ),
     ],
     partition: Annotated[
         Literal["pathological", "practical"], typer.Option(help="Which of the paper's splits.")
@@ -219,6 +222,9 @@ def reproduce(
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "42",
     rows: Annotated[
         str | None, typer.Option(help="Only these rows of the table, as they are called there, with commas.")
+    ] = None,
+    copy_of: Annotated[
+        str | None, typer.Option(help="Of a folder: the paper's dataset that it holds a copy of, e.g. as JPEGs.")
     ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", metavar="", help="Choose parameters by a grid on validation accuracy.")
@@ -246,7 +252,7 @@ def reproduce(
     wanted = listed("rows", rows) if rows is not None else []
     if wanted and part == "figures":
         raise UserError("--rows: figures are of whole tables")
-    task = Task(table, dataset, partition, scale, seeds_of(seeds), out, options, tune, wanted)
+    task = Task(table, dataset, partition, scale, seeds_of(seeds), out, options, tune, wanted, copy_of)
     task.grid()  # raises if it is not valid, before any folder is made
     if results:
         make_folder("--results", results)

@@ -36,7 +36,8 @@ def _section(found: Reproduction, folder: Path) -> str:
         f"{made['cores']} cores; {code}{commit}."
     )
     scale = ", at the paper's scale" if found.scale == "paper" else ""
-    title = f"{found.dataset}, {found.partition}: {TITLES[found.table]}{scale}{', tuned' if found.tuned else ''}"
+    dataset = f"{found.dataset} (a copy of {found.copy_of})" if found.copy_of else found.dataset
+    title = f"{dataset}, {found.partition}: {TITLES[found.table]}{scale}{', tuned' if found.tuned else ''}"
     return "\n\n".join(
         part
         for part in (

@@ -2,8 +2,10 @@
 
 The paper leaves some choices open. They are made here:
 
-- A dataset that the paper does not use takes the APPLE parameters of one that it does: MedMNIST's colour datasets those
-  of PathMNIST, its grey ones those of OrganMNIST (axial), all others those of MNIST.
+- A folder of images may be said to be a copy of one of the paper's datasets, e.g. CIFAR-10 as JPEGs: it takes its
+  parameters, and is laid beside its published values.
+- Another dataset that the paper does not use takes the APPLE parameters of one that it does: MedMNIST's colour datasets
+  those of PathMNIST, its grey ones those of OrganMNIST (axial), all others those of MNIST.
 - The paper does not publish the other methods' parameters. They are Orchard's defaults; each method's file
   explains them.
 - The paper gives a learning rate for APPLE only, 10^-2, and no decay. All methods use 10^-2 without decay, unless they
@@ -19,6 +21,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from orchard.data.catalogue import CATALOGUE
+from orchard.data.folders import own_folder
 from orchard.errors import UserError
 from orchard.experiment import Experiment, load_experiment
 from orchard.methods.registry import method_settings
@@ -46,17 +49,17 @@ BUDGETS = (11, 7, 5, 2, 1)
 
 def base_experiment(dataset: str, partition: SplitName, scale: Scale, **settings: Any) -> Experiment:
     """Return what all runs of a table share."""
-    if dataset not in CATALOGUE:
+    if dataset not in CATALOGUE and own_folder(dataset) is None:
         raise UserError(f"dataset = {dataset!r}: unknown; {nearest(dataset, list(CATALOGUE))}")
-    own = {} if CATALOGUE[dataset].files else EMBEDDED
+    own = EMBEDDED if dataset in CATALOGUE and not CATALOGUE[dataset].files else {}
     paper = {"clients": 12, "rounds": 160, "epochs": 5, "batch_size": 256, "lr": 0.01}
     values = {**paper, **SCALES[scale], **own, "dataset": dataset, "partition": partition, **settings}
     return load_experiment(overrides=values)
 
 
-def contenders(table: Table, base: Experiment) -> list[Contender]:
+def contenders(table: Table, base: Experiment, copy_of: str | None = None) -> list[Contender]:
     """Return the rows of a table, in its order."""
-    apple = method_settings("apple").model_validate(apple_parameters(base.dataset, base.partition.name))
+    apple = method_settings("apple").model_validate(apple_parameters(copy_of or base.dataset, base.partition.name))
     plain = apple.model_copy(update={"mu": 0.0})
     if table == "table1":
         return [
@@ -103,6 +106,15 @@ def published(table: Table, dataset: str, partition: str) -> dict[str, float]:
     """Return the paper's BMCTA by row, as shares; empty for a dataset that the paper does not use."""
     cells = _published_tables()[table][partition].get(dataset, {})
     return {label: round(value / 100, 4) for label, value in cells.items()}
+
+
+def check_copy(dataset: str, original: str) -> None:
+    """Raise unless a dataset is a folder, and what it is said to be a copy of is the paper's."""
+    papers = list(_published_tables()["table1"]["practical"])
+    if original not in papers:
+        raise UserError(f"--copy-of: the paper does not use {original!r}; {nearest(original, papers)}")
+    if dataset in CATALOGUE:
+        raise UserError(f"--copy-of: is for a folder of images; {dataset!r} is a dataset by itself, so leave it out")
 
 
 @cache

@@ -9,7 +9,17 @@ from typing import Any, Self
 
 from orchard.errors import UserError
 from orchard.experiment import RunOptions
-from orchard.paper.protocol import OWN, Scale, SplitName, Table, base_experiment, contenders, published, row_labels
+from orchard.paper.protocol import (
+    OWN,
+    Scale,
+    SplitName,
+    Table,
+    base_experiment,
+    check_copy,
+    contenders,
+    published,
+    row_labels,
+)
 from orchard.paper.tuning import tuned
 from orchard.runs.comparison import Spread
 from orchard.runs.files import to_json
@@ -75,6 +85,8 @@ class Reproduction:
     """The settings that all runs share."""
     environment: Mapping[str, Sequence[Any]]
     """The software and hardware of the runs; several values where runs differ."""
+    copy_of: str | None = None
+    """The paper's dataset that the folder holds a copy of."""
 
     @property
     def name(self) -> str:
@@ -85,7 +97,8 @@ class Reproduction:
     @property
     def command(self) -> str:
         """The command that measures it again."""
-        what = f"{self.table} --dataset {self.dataset} --partition {self.partition} --scale {self.scale}"
+        dataset = f"{self.dataset} --copy-of {self.copy_of}" if self.copy_of else self.dataset
+        what = f"{self.table} --dataset {dataset} --partition {self.partition} --scale {self.scale}"
         seeds = "" if self.seeds == [42] else f" --seeds {','.join(map(str, self.seeds))}"
         return f"orchard reproduce {what}{seeds}{' --tune' if self.tuned else ''} --results results"
 
@@ -155,11 +168,15 @@ class Task:
     tune: bool = False
     rows: Sequence[str] = ()
     """The labels of the rows to run; all rows if empty."""
+    copy_of: str | None = None
+    """The paper's dataset that a folder holds a copy of."""
 
     def grid(self) -> tuple[Grid, list[Contender]]:
         """Return what the runs share, and the rows to run; raise if a row does not exist."""
+        if self.copy_of is not None:
+            check_copy(self.dataset, self.copy_of)
         base = base_experiment(self.dataset, self.partition, self.scale)
-        every = {row.label: row for row in contenders(self.table, base)}
+        every = {row.label: row for row in contenders(self.table, base, self.copy_of)}
         for label in self.rows:
             if label not in every:
                 raise UserError(f"--rows: {self.table} has no {label!r}; {nearest(label, list(every))}")
@@ -181,7 +198,8 @@ def _reproduction(
     task: Task, grid: Grid, rows: Sequence[Contender], measured: Mapping[tuple[str, int], Measured]
 ) -> Reproduction:
     """Combine the measured with the published results."""
-    theirs = published(task.table, task.dataset, task.partition)
+    theirs = published(task.table, task.copy_of or task.dataset, task.partition)
+    name = Path(task.dataset).name  # of a folder: where it lies is of no interest
     cells = [
         Cell(
             row.label,
@@ -191,11 +209,11 @@ def _reproduction(
         )
         for row in rows
     ]
-    shared = grid.base.model_dump(mode="json", exclude={"method", "seed"}, exclude_none=True)
+    shared = grid.base.model_dump(mode="json", exclude={"method", "seed"}, exclude_none=True) | {"dataset": name}
     abouts = [run.folder.read("environment.json") for run in measured.values()]
     made = _together(leg for about in abouts for leg in (about, *about.get("resumed", [])))
-    what = (task.table, task.dataset, task.partition, task.scale, task.tune, task.seeds)
-    return Reproduction(*what, cells, shared, made)
+    what = (task.table, name, task.partition, task.scale, task.tune, task.seeds)
+    return Reproduction(*what, cells, shared, made, task.copy_of)
 
 
 def _run(seed: int, run: Measured) -> Run:
