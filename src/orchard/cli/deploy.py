@@ -66,7 +66,7 @@ def revoke_certificate(
     for kit in kits:
         typer.echo(f"written: {kit / 'local' / 'revoked.json'}")
     typer.echo(f"""The server honours it from its next job on; at once if that file is in the kit it runs from.
-If {name} is still to take part, orchard deploy init makes it a new kit, and the other sites are asked to agree.""")
+If {name} is still to take part, orchard deploy init makes it a new kit; sites are asked to agree to a site's.""")
 
 
 @deploy_app.command("bundle")
@@ -116,8 +116,10 @@ def run(
 
     from orchard.sites.commands import begin
     from orchard.sites.consortium import consortium_of
+    from orchard.sites.kit import check_kind
     from orchard.sites.plan import make_plan
 
+    check_kind(kit, "coordinator")
     sites = consortium_of(kit).sites
     name = f"sites-{secrets.token_hex(4)}"
     plan = make_plan(experiment, name, sites)
