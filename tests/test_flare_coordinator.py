@@ -62,6 +62,26 @@ def test_a_server_leaves_no_files_but_those_of_a_run(tmp_path: Path, monkeypatch
     assert [file.name for file in mine.iterdir()] == ["summary.json"]
 
 
+def test_rounds_that_come_with_a_jobs_results_are_shown_too(supervisor: Supervisor) -> None:
+    """A job that ends between two looks has told of none of its last rounds."""
+    said: list[str] = []
+    supervisor.say = said.append
+    lines = [{"round": r, "seconds": 1.0, "failures": {}, "after_training": {"test": {}}} for r in range(3)]
+    supervisor._show(lines[:1])
+    supervisor._show(lines)
+    supervisor._show(lines)
+    assert [text.split()[1] for text in said] == ["1/3", "2/3", "3/3"]
+
+
+def test_a_run_that_has_finished_is_not_stopped(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(small_plan().to_json())
+    (tmp_path / "summary.json").write_text('{"state": "finished"}')
+    said: list[str] = []
+    stop(tmp_path, tmp_path / "no kit", now=False, say=said.append)
+    assert said == [f"{tmp_path}: has finished; there is nothing to stop"]
+    assert not (tmp_path / "stop").exists()
+
+
 @pytest.mark.parametrize(
     "line", [{}, {"round": 0}, [], 7, {"round": 0, "after_training": {"test": {"accuracy": [1.0]}}}]
 )

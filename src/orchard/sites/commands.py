@@ -49,6 +49,7 @@ def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
         say(f"{path}: has finished; there is nothing to stop")
         return
     (path / STOP).write_text("", "utf-8")
+    say("asking the server to end the run " + ("at once" if now else "after its round"))
     waiting = Waiting(say)
     silent: dict[str, int] = {}
     """By job, checks in a row without an answer; a job that never answers has not started, or never will."""
