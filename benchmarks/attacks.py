@@ -1,7 +1,7 @@
 """What dishonest members do to the honest ones: attacks × methods, without and with a defence.
 
-``python benchmarks/attacks.py measure results/attacks.json`` measures what the file lacks and adds it cell by cell;
-``python benchmarks/attacks.py table results/attacks.json docs/dishonest.md`` writes the tables into the document.
+``python benchmarks/attacks.py results/attacks.json`` measures what the file lacks and adds it cell by cell;
+`attack_tables.py` writes the tables into the document.
 
 Attackers are clients of the ordinary engine in this process. What they upload is altered on its way to the server, so
 nothing of this is in the product. Two attacks know what all honest clients upload in the same round, and the defence:
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import mean, median_low, stdev
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,6 @@ BASE: Mapping[str, Any] = {
 DIRICHLET = {"name": "dirichlet", "alpha": 0.5}
 LAST_ROUNDS = 3
 SCALE = Agreement.model_fields["scale_bound"].default
-MARKS = "<!-- attacks: written by `make documents` -->\n", "<!-- end of attacks -->\n"
 
 
 @dataclass(frozen=True)
@@ -276,93 +275,14 @@ def measure(path: Path, only: str | None, methods: list[str]) -> None:
             print(key, found[key], flush=True)
 
 
-# --- Tables ---
-
-
-def tables(found: Found) -> str:
-    """Return what the defence achieves, then a table for each setting, in Markdown."""
-    blocks = []
-    for name, setting in SETTINGS.items():
-        columns = [
-            (method, defence)
-            for method, defence in product(setting.methods, DEFENCES)
-            if any(measured(method, attack, defence) for attack in ATTACKS)
-        ]
-        head = ["attack", *(f"{method}: {defence}" for method, defence in columns)]
-        rows = [[what, *(_cell(found, name, m, attack, d) for m, d in columns)] for attack, what in ATTACKS.items()]
-        blocks.append(f"**{setting.title}**\n\n{_table([head, *rows])}")
-    return "\n".join([losses(found), *blocks])
-
-
-def losses(found: Found) -> str:
-    """Return a table of what the worst attack costs the honest, and what the attackers' mere absence does."""
-    head = ["federation", "method", "costs with `robust`", "in the worst case", "costs if those members are not there"]
-    rows = []
-    for name, setting in SETTINGS.items():
-        for method in setting.methods:
-            costs = {attack: _cost(found, name, method, attack, "robust") for attack in ATTACKS if attack != "absent"}
-            known = {attack: cost for attack, cost in costs.items() if cost}
-            if known:
-                worst = max(known, key=lambda attack: mean(known[attack]))
-                absent = [_cost(found, name, method, "absent", defence) for defence in ("none", "robust")]
-                rows.append(
-                    [setting.title, method, _spread(known[worst]), ATTACKS[worst], " / ".join(map(_spread, absent))]
-                )
-    return _table([head, *rows])
-
-
-def _cost(found: Found, name: str, method: str, attack: str, defence: str) -> list[float]:
-    """Return, of each seed, by how many points less the honest reach than without attack and defence."""
-    pairs = [
-        (found.get(f"{name}/{method}/none/none/{seed}"), found.get(f"{name}/{method}/{attack}/{defence}/{seed}"))
-        for seed in SEEDS
-    ]
-    return [100 * (without - reached) for without, reached in pairs if without is not None and reached is not None]
-
-
-def _cell(found: Found, *what: str) -> str:
-    """Return mean and deviation over seeds; nothing if one was not measured."""
-    keys = ["/".join([*what, str(seed)]) for seed in SEEDS]
-    if not all(key in found for key in keys):
-        return ""
-    values = [found[key] for key in keys]
-    known = [100 * value for value in values if value is not None]
-    if len(known) == len(values):
-        return _spread(known)
-    return f"ends in {len(values) - len(known)} of {len(values)}"
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = rows
-    lines = [head, ["---" if not k else "---:" for k in range(len(head))], *others]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def document(found: Found, text: str) -> str:
-    """Return a document with the tables in it, between two comments."""
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    return f"{before}{MARKS[0]}\n{tables(found)}\n{MARKS[1]}{after}"
-
-
 def main() -> None:
-    """Measure, or write the tables."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["measure", "table"])
     parser.add_argument("results", type=Path)
-    parser.add_argument("document", type=Path, nargs="?")
     parser.add_argument("--setting", choices=list(SETTINGS))
     parser.add_argument("--methods", default=",".join(METHODS))
     options = parser.parse_args()
-    if options.what == "measure":
-        measure(options.results, options.setting, options.methods.split(","))
-    else:
-        found = json.loads(options.results.read_text("utf-8"))
-        options.document.write_text(document(found, options.document.read_text("utf-8")), "utf-8")
+    measure(options.results, options.setting, options.methods.split(","))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def init(
     for kit in kits.kept:
         typer.echo(f"was there and is left as it is: {kit}")
     typer.echo(f"""
-Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it.
+Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it,
+and it has the keys of all kits, to make one again that was lost.
 The first certificate expires on {kits.expires:%Y-%m-%d}.
 A kit holds a private key: hand each to its party by a way that you trust, and keep no copy.""")
     for entry in kits.old:

@@ -1,0 +1,88 @@
+"""The tables of measured attacks: ``python benchmarks/attack_tables.py results/attacks.json docs/dishonest.md``."""
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+
+from attacks import ATTACKS, DEFENCES, SEEDS, SETTINGS, Found
+
+MARKS = "<!-- attacks: written by `make documents` -->\n", "<!-- end of attacks -->\n"
+
+
+def tables(found: Found) -> str:
+    """Return what the defence achieves, then a table for each setting, in Markdown."""
+    blocks = []
+    for name, setting in SETTINGS.items():
+        columns = [
+            (method, defence)
+            for method, defence in product(setting.methods, DEFENCES)
+            if any(_cell(found, name, method, attack, defence) for attack in ATTACKS)
+        ]
+        head = ["attack", *(f"{method}: {defence}" for method, defence in columns)]
+        rows = [[what, *(_cell(found, name, m, attack, d) for m, d in columns)] for attack, what in ATTACKS.items()]
+        if columns:
+            blocks.append(f"**{setting.title}**\n\n{_table([head, *rows])}")
+    return "\n".join([losses(found), *blocks])
+
+
+def losses(found: Found) -> str:
+    """Return a table of what the worst attack costs the honest, and what the attackers' mere absence does."""
+    head = ["federation", "method", "costs with `robust`", "in the worst case", "costs if those members are not there"]
+    rows = []
+    for name, setting in SETTINGS.items():
+        for method in setting.methods:
+            costs = {attack: _cost(found, name, method, attack, "robust") for attack in ATTACKS if attack != "absent"}
+            known = {attack: cost for attack, cost in costs.items() if cost}
+            if known:
+                worst = max(known, key=lambda attack: mean(known[attack]))
+                absent = [_cost(found, name, method, "absent", defence) for defence in ("none", "robust")]
+                rows.append(
+                    [setting.title, method, _spread(known[worst]), ATTACKS[worst], " / ".join(map(_spread, absent))]
+                )
+    return _table([head, *rows])
+
+
+def _cost(found: Found, name: str, method: str, attack: str, defence: str) -> list[float]:
+    """Return, of each seed, by how many points less the honest reach than without attack and defence."""
+    pairs = [
+        (found.get(f"{name}/{method}/none/none/{seed}"), found.get(f"{name}/{method}/{attack}/{defence}/{seed}"))
+        for seed in SEEDS
+    ]
+    return [100 * (without - reached) for without, reached in pairs if without is not None and reached is not None]
+
+
+def _cell(found: Found, *what: str) -> str:
+    """Return mean and deviation over seeds; nothing if one was not measured."""
+    keys = ["/".join([*what, str(seed)]) for seed in SEEDS]
+    if not all(key in found for key in keys):
+        return ""
+    values = [found[key] for key in keys]
+    known = [100 * value for value in values if value is not None]
+    if len(known) == len(values):
+        return _spread(known)
+    return f"ends in {len(values) - len(known)} of {len(values)}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = rows
+    lines = [head, ["---" if not k else "---:" for k in range(len(head))], *others]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def document(found: Found, text: str) -> str:
+    """Return a document with the tables in it, between two comments."""
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    return f"{before}{MARKS[0]}\n{tables(found)}\n{MARKS[1]}{after}"
+
+
+if __name__ == "__main__":
+    results, page = map(Path, sys.argv[1:])
+    page.write_text(document(json.loads(results.read_text("utf-8")), page.read_text("utf-8")), "utf-8")
