@@ -29,8 +29,12 @@ def add_service(group: typer.Typer, kind: "Kind") -> None:
     def start(kit: Annotated[Path, typer.Argument(help=f"The {kind}'s startup kit.")]) -> None:
         """Run until told to stop, in the foreground: for systemd, containers, and people who try it out."""
         from orchard.sites.service import start
+        from orchard.sites.settings import load_site
 
-        start(party_of(kit), typer.echo)
+        party = party_of(kit)
+        if kind == "site" and not (data := load_site(kit).data).exists():
+            typer.echo(f"{party.name}: {data} is not there; until it is, this site takes part in no run")
+        start(party, typer.echo)
 
     @group.command("stop")
     def stop(kit: Annotated[Path, typer.Argument(help=f"The {kind}'s startup kit.")]) -> None:
@@ -41,7 +45,7 @@ def add_service(group: typer.Typer, kind: "Kind") -> None:
 
     @group.command("health")
     def health(kit: Annotated[Path, typer.Argument(help=f"The {kind}'s startup kit.")]) -> None:
-        """Say whether it runs and is connected; exit with 1 if not."""
+        """Say whether it runs and is connected, or as a server listens; exit with 1 if not."""
         from orchard.sites.service import health
 
         party = party_of(kit)

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 CATEGORIES: dict[type[BaseException], str] = {
     NotFinite: "training not finite",
-    UserError: "refused by the site",
+    UserError: "refused by the site, whose log says why",
     MemoryError: "out of memory",
     OSError: "disk",
 }
@@ -93,7 +93,10 @@ class SiteWorker:
             log.warning("rejected: %s", rejected)
             return {"site": self.name, "failure": str(rejected), "orchard": __version__}
         except Exception as error:
-            log.exception("the round failed")
+            if isinstance(error, UserError):
+                log.error("this site takes no part: %s", error)
+            else:
+                log.exception("the round failed")
             kinds = (word for kind, word in CATEGORIES.items() if isinstance(error, kind))
             return {"site": self.name, "failure": next(kinds, "error")}
 
