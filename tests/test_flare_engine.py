@@ -277,7 +277,7 @@ def download(**changes: object) -> dict[str, object]:
         (download(vectors={"core 1": b""}), "malformed"),
         ({"what": "shell"}, "unknown message"),
         ({}, "unknown message"),
-        ({"what": "enrol", "plan": "{}", "orchard": orchard.__version__}, "refused by the site, whose log says why"),
+        ({"what": "enrol", "plan": "{}", "orchard": orchard.__version__}, "refused by the site - its log says why"),
     ],
 )
 def test_a_site_rejects_what_was_not_agreed(worker: SiteWorker, message: Message, category: str) -> None:
@@ -289,7 +289,7 @@ def test_a_site_rejects_what_was_not_agreed(worker: SiteWorker, message: Message
 def test_a_sites_log_says_in_one_line_why_it_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     consortium = Consortium(tmp_path)
     (tmp_path / "north" / "data.npz").unlink()
-    with pytest.raises(RunFailed, match=r"not there: north \(refused by the site, whose log says why\)$"):
+    with pytest.raises(RunFailed, match=r"not there: north \(refused by the site - its log says why\)$"):
         consortium.run(small_plan())
     assert f"this site takes no part: {tmp_path / 'north' / 'data.npz'}: no such file" in caplog.text
     assert "Traceback" not in caplog.text

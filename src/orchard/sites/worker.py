@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 CATEGORIES: dict[type[BaseException], str] = {
     NotFinite: "training not finite",
-    UserError: "refused by the site, whose log says why",
+    UserError: "refused by the site - its log says why",
     MemoryError: "out of memory",
     OSError: "disk",
 }
