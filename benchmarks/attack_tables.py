@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
-from attacks import ATTACKS, DEFENCES, SEEDS, SETTINGS, Found
+from attacks import ATTACKS, DEFENCES, SETTINGS, Found
 
+KNOWING = ("little", "tailored")
 MARKS = "<!-- attacks: written by `make documents` -->\n", "<!-- end of attacks -->\n"
 
 
@@ -29,34 +30,33 @@ def tables(found: Found) -> str:
 
 
 def losses(found: Found) -> str:
-    """Return a table of what the worst attack costs the honest, and what the attackers' mere absence does."""
-    head = ["federation", "method", "costs with `robust`", "in the worst case", "costs if those members are not there"]
+    """Return a table of what attacks cost the honest with `robust`, and what the attackers' mere absence costs."""
+    head = ["points lost", "method", "attacker not there", "and `robust`", "worst attack", "a little", "tailored"]
     rows = []
     for name, setting in SETTINGS.items():
         for method in setting.methods:
-            costs = {attack: _cost(found, name, method, attack, "robust") for attack in ATTACKS if attack != "absent"}
-            known = {attack: cost for attack, cost in costs.items() if cost}
-            if known:
-                worst = max(known, key=lambda attack: mean(known[attack]))
-                absent = [_cost(found, name, method, "absent", defence) for defence in ("none", "robust")]
-                rows.append(
-                    [setting.title, method, _spread(known[worst]), ATTACKS[worst], " / ".join(map(_spread, absent))]
-                )
+            cost = {attack: _cost(found, name, method, attack, "robust") for attack in ATTACKS}
+            blind = [cost[attack] for attack in ATTACKS if attack not in ("none", "absent", *KNOWING)]
+            if all(cost.values()):
+                shown = [_cost(found, name, method, "absent", "none"), cost["absent"], max(blind, key=mean)]
+                rows.append([setting.title, method, *map(_spread, [*shown, *(cost[attack] for attack in KNOWING)])])
     return _table([head, *rows])
 
 
 def _cost(found: Found, name: str, method: str, attack: str, defence: str) -> list[float]:
-    """Return, of each seed, by how many points less the honest reach than without attack and defence."""
+    """Return, of each seed, by how many points less the honest reach than without attack and defence; [] if unknown."""
     pairs = [
-        (found.get(f"{name}/{method}/none/none/{seed}"), found.get(f"{name}/{method}/{attack}/{defence}/{seed}"))
-        for seed in SEEDS
+        (f"{name}/{method}/none/none/{seed}", f"{name}/{method}/{attack}/{defence}/{seed}")
+        for seed in SETTINGS[name].seeds
     ]
-    return [100 * (without - reached) for without, reached in pairs if without is not None and reached is not None]
+    if not all(key in found for pair in pairs for key in pair):
+        return []
+    return [100 * ((found[without] or 0) - (found[reached] or 0)) for without, reached in pairs]
 
 
-def _cell(found: Found, *what: str) -> str:
+def _cell(found: Found, name: str, *what: str) -> str:
     """Return mean and deviation over seeds; nothing if one was not measured."""
-    keys = ["/".join([*what, str(seed)]) for seed in SEEDS]
+    keys = ["/".join([name, *what, str(seed)]) for seed in SETTINGS[name].seeds]
     if not all(key in found for key in keys):
         return ""
     values = [found[key] for key in keys]
@@ -67,7 +67,8 @@ def _cell(found: Found, *what: str) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
+    deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{deviation}" if values else ""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -56,6 +56,8 @@ class Setting:
     changes: Mapping[str, Any]
     attackers: tuple[int, ...]
     methods: tuple[str, ...] = ("fedavg", "apple", "graft")
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """Not 0: that is the seed with which the defence was chosen."""
 
 
 FEW, MANY = {"clients": 4}, {"clients": 12, "partition": DIRICHLET}
@@ -66,8 +68,6 @@ SETTINGS = {
     "dirichlet-3-of-12": Setting("3 of 12, unlike", MANY, (1, 4, 7)),
 }
 METHODS = ("fedavg", "apple", "graft", "fedfomo")
-SEEDS = (1, 2, 3)
-"""Not 0: that is the seed with which the defence was chosen."""
 DEFENCES: Mapping[str, tuple[bool, bool]] = {"none": (False, False), "bounds": (True, False), "robust": (True, True)}
 """Whether uploads are checked against the scale, as in every deployment, and the setting `robust`."""
 
@@ -96,8 +96,8 @@ ATTACKS: Mapping[str, str] = {
     "scaling": "sends −30 times its model",
     "reversal": "sends its update reversed, three times as long",
     "noise": "adds noise three times as long as its update",
-    "little": "knows all uploads: 1.5 deviations beside their mean",
-    "tailored": "knows all uploads and the defence: as far as helps",
+    "little": "a little: 1.5 deviations beside the mean of all",
+    "tailored": "tailored to the defence: as far as does most harm",
     "labels": "trains on label 9 − y for y",
     "counts": "claims 2⁴⁰ samples",
 }
@@ -252,8 +252,8 @@ def honest_accuracy(setting: Setting, method: str, attack: str, defence: str, se
 
 def cells() -> Iterator[tuple[str, str, str, str, int]]:
     """Yield setting, method, attack, defence and seed, what matters most first."""
-    for seed, (name, setting) in product(SEEDS, SETTINGS.items()):
-        for method, attack, defence in product(setting.methods, ATTACKS, DEFENCES):
+    for name, setting in SETTINGS.items():
+        for seed, method, attack, defence in product(setting.seeds, setting.methods, ATTACKS, DEFENCES):
             if measured(method, attack, defence):
                 yield name, method, attack, defence, seed
 

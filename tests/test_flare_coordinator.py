@@ -13,7 +13,9 @@ from orchard.runs.folder import RunFolder
 from orchard.sites.commands import stop
 from orchard.sites.connection import Connection, SiteStatus, printable
 from orchard.sites.job import RESULTS
+from orchard.sites.statistics import waited_for
 from orchard.sites.supervision import LOOKS_UNTIL_STUCK, RETRY_SECONDS, Supervisor
+from orchard.sites.waiting import SLOW
 from sites import SITES, small_plan
 
 
@@ -71,6 +73,17 @@ def test_rounds_that_come_with_a_jobs_results_are_shown_too(supervisor: Supervis
     supervisor._show(lines)
     supervisor._show(lines)
     assert [text.split()[1] for text in said] == ["1/3", "2/3", "3/3"]
+
+
+def test_who_is_still_counting_is_named_with_how_long_that_may_take() -> None:
+    class Counting(Server):
+        def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+            return {"files": {}, "lines": [], "out": [], "waiting": ["east"]}
+
+    plan = small_plan(agreement={"round_seconds": 900})
+    assert waited_for(Counting(), "job", "RUNNING", plan) == ("east (counting)", 900, SLOW)
+    begins = "the server, which begins the job or has another one under way"
+    assert waited_for(Counting(), "job", "SUBMITTED", plan) == (begins, None, SLOW)
 
 
 def test_a_run_that_has_finished_is_not_stopped(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[s
         say(f"asked: {', '.join(present)}; the answer takes half a minute, or until a run that is under way has ended")
         try:
             while not server.is_over(job, status := server.status(job)):
-                waiting.on(*_waited_for(server, job, status, plan))
+                waiting.on(*waited_for(server, job, status, plan))
                 time.sleep(POLL)
         except KeyboardInterrupt:
             server.abort(job)
@@ -114,7 +114,7 @@ def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[s
             return read_told(file.read_text("utf-8"), plan)
 
 
-def _waited_for(server: Connection, job: str, status: str, plan: Plan) -> tuple[str, float | None, float]:
+def waited_for(server: Connection, job: str, status: str, plan: Plan) -> tuple[str, float | None, float]:
     """Return what an answer waits for, how long at most, and after how many seconds that is worth saying."""
     progress = server.progress(job, {}) if status == "RUNNING" else None
     late = ", ".join(site for site in plan.sites if site in (progress or {}).get("waiting", []))
