@@ -91,6 +91,11 @@ def test_a_first_round_that_needs_everybody_says_so_and_is_listed(tmp_path: Path
 
         federation.wait(named, "north alone")
         assert "waiting" in listed
+        run.send_signal(signal.SIGINT)
+        said, _ = run.communicate(timeout=60)
+        assert "not begun yet; begin it with: orchard deploy attach" in said
+        run = federation.command("attach", str(tmp_path / "run"))
+        federation.wait(named, "north alone again")
         federation.start("south")
         assert "waiting for south (absent; the first round needs all sites)" in ended(run)
         assert not (tmp_path / "run" / "waiting.json").exists()

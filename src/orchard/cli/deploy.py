@@ -163,6 +163,7 @@ def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None
     """Follow a run on standard error, then print its result."""
     from orchard.cli.display import print_result
     from orchard.errors import Stopped
+    from orchard.sites.commands import is_submitted
     from orchard.sites.supervision import attach_command
 
     def say(text: str) -> None:
@@ -172,7 +173,8 @@ def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None
     try:
         result = follow(say)
     except KeyboardInterrupt:
-        raise Stopped(f"the run goes on without being watched; see it with: {attach_command(folder)}") from None
+        goes_on = "the run goes on without being watched; see it" if is_submitted(folder) else "not begun yet; begin it"
+        raise Stopped(f"{goes_on} with: {attach_command(folder)}") from None
     if not quiet:
         print_result(result, folder)
         typer.echo("Numbers of samples and scores are what each site claims; nobody else can check them.")

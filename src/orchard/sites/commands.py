@@ -73,6 +73,11 @@ def planned(path: Path) -> Plan:
         raise UserError(f"{path}: is not the folder of a run on sites: it has no {PLAN}") from None
 
 
+def is_submitted(path: Path) -> bool:
+    """Tell whether the server has a job of a run."""
+    return "job" in RunFolder(path).read(STATE)
+
+
 def kit_of(path: Path) -> Path:
     """Return the kit that a run was submitted with."""
     return Path(RunFolder(path).read(STATE).get("kit", ""))
