@@ -66,7 +66,7 @@ class Door:
             client = authenticate(request, fl_ctx)
             if client is not None:
                 self.admit(client.name, client.token)
-            elif request.payload.get(IdentityChallengeKey.COMMON_NAME) in self.turned_away:
+            elif _named_in(request.payload) in self.turned_away:
                 fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, CERTIFICATE_REVOKED, sticky=False)
             return client
 
@@ -160,6 +160,11 @@ class Verifier(IdentityVerifier):  # type: ignore[misc]
         self.door.shown[asserted_cn] = shown
         self.door.turned_away.discard(asserted_cn)
         return good
+
+
+def _named_in(payload: object) -> str:
+    """Return the name that somebody gives who wants to be let in, whatever they send."""
+    return str(payload.get(IdentityChallengeKey.COMMON_NAME)) if isinstance(payload, dict) else ""
 
 
 def _hash(token: str) -> str:
