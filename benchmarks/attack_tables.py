@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
-from attacks import ATTACKS, DEFENCES, SETTINGS, Found
+from attacks import ATTACKS, DEFENCES, SETTINGS, Found, measured
 
 KNOWING = ("little", "tailored")
 MARKS = "<!-- attacks: written by `make documents` -->\n", "<!-- end of attacks -->\n"
@@ -17,16 +17,28 @@ def tables(found: Found) -> str:
     """Return what the defence achieves, then a table for each setting, in Markdown."""
     blocks = []
     for name, setting in SETTINGS.items():
+        seeds = {method: whole(found, name, method) for method in setting.methods}
         columns = [
             (method, defence)
             for method, defence in product(setting.methods, DEFENCES)
-            if any(_cell(found, name, method, attack, defence) for attack in ATTACKS)
+            if seeds[method] and any(measured(method, attack, defence) for attack in ATTACKS)
         ]
         head = ["attack", *(f"{method}: {defence}" for method, defence in columns)]
         rows = [[what, *(_cell(found, name, m, attack, d) for m, d in columns)] for attack, what in ATTACKS.items()]
+        counts = ["seeds", *(", ".join(map(str, seeds[method])) for method, _ in columns)]
         if columns:
-            blocks.append(f"**{setting.title}**\n\n{_table([head, *rows])}")
+            blocks.append(f"**{setting.title}**\n\n{_table([head, *rows, counts])}")
     return "\n".join([losses(found), *blocks])
+
+
+def whole(found: Found, name: str, method: str) -> list[int]:
+    """Return the seeds of which all cells were measured; those of attackers who know all uploads may lack."""
+    needed = [
+        f"{name}/{method}/{attack}/{defence}"
+        for attack, defence in product(ATTACKS, DEFENCES)
+        if measured(method, attack, defence) and attack not in KNOWING
+    ]
+    return [seed for seed in SETTINGS[name].seeds if all(f"{cell}/{seed}" in found for cell in needed)]
 
 
 def losses(found: Found) -> str:
@@ -47,23 +59,23 @@ def _cost(found: Found, name: str, method: str, attack: str, defence: str) -> li
     """Return, of each seed, by how many points less the honest reach than without attack and defence; [] if unknown."""
     pairs = [
         (f"{name}/{method}/none/none/{seed}", f"{name}/{method}/{attack}/{defence}/{seed}")
-        for seed in SETTINGS[name].seeds
+        for seed in whole(found, name, method)
     ]
     if not all(key in found for pair in pairs for key in pair):
         return []
     return [100 * ((found[without] or 0) - (found[reached] or 0)) for without, reached in pairs]
 
 
-def _cell(found: Found, name: str, *what: str) -> str:
+def _cell(found: Found, name: str, method: str, attack: str, defence: str) -> str:
     """Return mean and deviation over seeds; nothing if one was not measured."""
-    keys = ["/".join([name, *what, str(seed)]) for seed in SETTINGS[name].seeds]
+    keys = [f"{name}/{method}/{attack}/{defence}/{seed}" for seed in whole(found, name, method)]
     if not all(key in found for key in keys):
         return ""
     values = [found[key] for key in keys]
     known = [100 * value for value in values if value is not None]
     if len(known) == len(values):
         return _spread(known)
-    return f"ends in {len(values) - len(known)} of {len(values)}"
+    return f"ends in {len(values) - len(known)} of {len(values)}" if known else "ends"
 
 
 def _spread(values: Sequence[float]) -> str:
