@@ -53,7 +53,7 @@ documents: $(VENV)/runtime ## Write anew what is generated of docs/: figures tha
 	@$(BIN)/python -m orchard.report.panel results docs/choosing.md
 	@$(BIN)/python -m orchard.report.privacy results docs/privacy.md
 	@$(BIN)/python -m orchard.audit.document results docs/audit.md
-	@$(BIN)/python benchmarks/attacks.py table results/attacks.json docs/dishonest.md
+	@$(BIN)/python benchmarks/attack_tables.py results/attacks.json docs/dishonest.md
 	@$(BIN)/python -m orchard.methods.description docs/methods.md
 	@$(BIN)/python -m orchard.cli.reference docs
 

@@ -8,7 +8,7 @@ import pytest
 import orchard
 from orchard.engines.flare.messages import Message
 from orchard.errors import RunFailed, UserError
-from orchard.sites.plan import FORMAT, Plan
+from orchard.sites.plan import FORMAT, Plan, make_plan
 from sites import SITES, Consortium, small_plan
 
 
@@ -101,3 +101,22 @@ def test_a_plan_of_another_format_is_refused_in_one_sentence(format: int | None,
 def test_what_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="plan"):
         Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[deploy]\nclasses = ['a']", "deploy.classes: at least two, the first being 0"),
+        ("[deploy]\nclasses = ['a', 'b']\nmin_sites = 7", "deploy.min_sites = 7: there are 4 sites"),
+        (
+            "method.name = 'apple'\nmethod.mux = 3\n[deploy]\nclasses = ['a', 'b']\nround_seconds = 'x'",
+            "method.mux: unknown key; did you mean 'mu'?\ndeploy.round_seconds = 'x': input should be a valid integer",
+        ),
+    ],
+)
+def test_settings_are_named_as_the_coordinator_writes_them(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as refused:
+        make_plan(file, "run", SITES)
+    assert str(refused.value) == f"{file}: {said}"

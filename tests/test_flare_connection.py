@@ -22,6 +22,7 @@ from orchard.sites.consortium import Consortium
 from orchard.sites.provision import make_kits
 from orchard.sites.session import CallFailed, Session
 from orchard.sites.waiting import Waiting
+from processes import orchard_command
 from sites import small_plan
 
 
@@ -116,6 +117,33 @@ def test_what_flare_raises_means_something_or_is_told(
             use(server)
     else:
         assert use(server) == outcome
+
+
+@pytest.mark.parametrize("whose", ["site", "server"])
+def test_a_kit_that_is_not_the_coordinators_is_refused_before_anything_waits(
+    whose: str, deaf: Path, tmp_path: Path
+) -> None:
+    kit = deaf.parent / ("north" if whose == "site" else "localhost")
+    file = tmp_path / "experiment.toml"
+    file.write_text('[deploy]\nclasses = ["a", "b"]\n')
+    for command in (("run", str(file)), ("stats", str(file)), ("status",)):
+        done = orchard_command("deploy", *command, "--kit", str(kit), cwd=tmp_path)
+        assert done.stderr == f"orchard: {kit}: is the startup kit of a {whose}; a coordinator's is needed here\n"
+        assert done.returncode == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_is_no_kit_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: is not a startup kit \(made by: orchard deploy init\)"):
+        Connection(tmp_path / "nowhere")
+
+
+def test_who_was_revoked_is_told_so_and_does_not_try_for_an_hour(deaf: Path) -> None:
+    server = Connection(deaf)
+    refused = CallFailed(["FLCommunicationError", "Exception"], "error:client_registration certificate revoked")
+    server.session = Scripted(refused)  # type: ignore[assignment]
+    with pytest.raises(UserError, match="lets this kit in no more: its certificate was revoked"):
+        server.sites()
 
 
 # --- What is waited for ---

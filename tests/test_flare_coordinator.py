@@ -13,7 +13,9 @@ from orchard.runs.folder import RunFolder
 from orchard.sites.commands import stop
 from orchard.sites.connection import Connection, SiteStatus, printable
 from orchard.sites.job import RESULTS
+from orchard.sites.statistics import waited_for
 from orchard.sites.supervision import LOOKS_UNTIL_STUCK, RETRY_SECONDS, Supervisor
+from orchard.sites.waiting import SLOW
 from sites import SITES, small_plan
 
 
@@ -60,6 +62,37 @@ def test_a_server_leaves_no_files_but_those_of_a_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(server, "_call", lambda name, job, to, limit: left)
     assert server.fetch("job", mine) == "a [31m b"
     assert [file.name for file in mine.iterdir()] == ["summary.json"]
+
+
+def test_rounds_that_come_with_a_jobs_results_are_shown_too(supervisor: Supervisor) -> None:
+    """A job that ends between two looks has told of none of its last rounds."""
+    said: list[str] = []
+    supervisor.say = said.append
+    lines = [{"round": r, "seconds": 1.0, "failures": {}, "after_training": {"test": {}}} for r in range(3)]
+    supervisor._show(lines[:1])
+    supervisor._show(lines)
+    supervisor._show(lines)
+    assert [text.split()[1] for text in said] == ["1/3", "2/3", "3/3"]
+
+
+def test_who_is_still_counting_is_named_with_how_long_that_may_take() -> None:
+    class Counting(Server):
+        def progress(self, job: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+            return {"files": {}, "lines": [], "out": [], "waiting": ["east"]}
+
+    plan = small_plan(agreement={"round_seconds": 900})
+    assert waited_for(Counting(), "job", "RUNNING", plan) == ("east (counting)", 900, SLOW)
+    begins = "the server, which begins the job or has another one under way"
+    assert waited_for(Counting(), "job", "SUBMITTED", plan) == (begins, None, SLOW)
+
+
+def test_a_run_that_has_finished_is_not_stopped(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(small_plan().to_json())
+    (tmp_path / "summary.json").write_text('{"state": "finished"}')
+    said: list[str] = []
+    stop(tmp_path, tmp_path / "no kit", now=False, say=said.append)
+    assert said == [f"{tmp_path}: has finished; there is nothing to stop"]
+    assert not (tmp_path / "stop").exists()
 
 
 @pytest.mark.parametrize(

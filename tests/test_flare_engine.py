@@ -277,13 +277,22 @@ def download(**changes: object) -> dict[str, object]:
         (download(vectors={"core 1": b""}), "malformed"),
         ({"what": "shell"}, "unknown message"),
         ({}, "unknown message"),
-        ({"what": "enrol", "plan": "{}", "orchard": orchard.__version__}, "refused by the site"),
+        ({"what": "enrol", "plan": "{}", "orchard": orchard.__version__}, "refused by the site - its log says why"),
     ],
 )
 def test_a_site_rejects_what_was_not_agreed(worker: SiteWorker, message: Message, category: str) -> None:
     answer = dict(worker.handle(message))
     assert answer.pop("orchard", orchard.__version__) == orchard.__version__
     assert answer == {"site": "north", "failure": category}
+
+
+def test_a_sites_log_says_in_one_line_why_it_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    consortium = Consortium(tmp_path)
+    (tmp_path / "north" / "data.npz").unlink()
+    with pytest.raises(RunFailed, match=r"not there: north \(refused by the site - its log says why\)$"):
+        consortium.run(small_plan())
+    assert f"this site takes no part: {tmp_path / 'north' / 'data.npz'}: no such file" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_site_imports_no_network_that_it_does_not_allow(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from processes import orchard_command
 pytest.importorskip("nvflare")
 
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.hci.server.sess import SessionManager
 from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.cred_keeper import CredKeeper
-from nvflare.private.fed.utils.identity_utils import InvalidAsserterCert
+from nvflare.private.fed.utils.identity_utils import IdentityAsserter, InvalidAsserterCert
 
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import UserError
@@ -242,7 +243,7 @@ def test_a_revocation_that_was_cut_short_is_finished_by_the_same_command(
 def test_administration_asks_the_list_too(kits: Path) -> None:
     """FLARE checks the coordinator's certificate a second time, when a session begins, with means of its own."""
     server = SimpleNamespace(client_manager=ClientManager(), set_admin_server=lambda admin: None)
-    admin = SimpleNamespace(cred_keeper=CredKeeper())
+    admin = SimpleNamespace(cred_keeper=CredKeeper(), sess_mgr=SessionManager(None))
     Door(kits / "hub").guard(server)
     server.set_admin_server(admin)
     certificate = certificate_in(kits / "ada@example.org" / "startup" / "client.crt")
@@ -252,6 +253,35 @@ def test_administration_asks_the_list_too(kits: Path) -> None:
             keeper.get_id_verifier(FLContext()).verify_common_name(
                 asserted_cn="ada@example.org", asserter_cert=certificate, signature="", nonce=""
             )
+
+
+def test_a_session_ends_with_the_certificate_that_it_began_with_and_no_other(kits: Path) -> None:
+    """FLARE takes a session's token for good, even after the server was started anew."""
+    ada, startup = "ada@example.org", kits / "hub" / "startup"
+    cell = SimpleNamespace(fire_and_forget=lambda **message: None)
+    asserter = IdentityAsserter(str(startup / "server.key"), str(startup / "server.crt"))
+
+    def served() -> tuple[Door, SessionManager]:
+        door, manager = Door(kits / "hub"), SessionManager(cell)
+        door.guard_sessions(manager)
+        return door, manager
+
+    def begun(door: Door, manager: SessionManager) -> str:
+        door.shown[ada] = fingerprint_of(certificate_in(kits / ada / "startup" / "client.crt"))
+        token: str = manager.create_session(ada, "org", "project_admin", "origin").make_token(asserter)
+        return token
+
+    door, manager = served()
+    old = begun(door, manager)
+    assert manager.get_session(old, asserter)
+    revoke(kits, ada)
+    make(kits.parent, "north", "south")
+    new = begun(door, manager)
+    assert manager.get_session(new, asserter)
+    assert manager.get_session(old, asserter) is None
+    for one in (manager, served()[1]):
+        with pytest.raises(ValueError, match="certificate revoked"):
+            one.recreate_session(old, "origin", asserter)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")

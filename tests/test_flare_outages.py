@@ -91,13 +91,18 @@ def test_a_first_round_that_needs_everybody_says_so_and_is_listed(tmp_path: Path
 
         federation.wait(named, "north alone")
         assert "waiting" in listed
+        run.send_signal(signal.SIGINT)
+        said, _ = run.communicate(timeout=60)
+        assert "not begun yet; begin it with: orchard deploy attach" in said
+        run = federation.command("attach", str(tmp_path / "run"))
+        federation.wait(named, "north alone again")
         federation.start("south")
         assert "waiting for south (absent; the first round needs all sites)" in ended(run)
         assert not (tmp_path / "run" / "waiting.json").exists()
 
 
 @pytest.mark.slow
-def test_a_site_joins_with_the_consent_of_the_others(tmp_path: Path) -> None:
+def test_a_site_joins_with_the_consent_of_the_others_and_leaves_again(tmp_path: Path) -> None:
     arrays = digits(3)
     with Federation(tmp_path, ["north", "south"], arrays[:2]) as federation:
         federation.start_all()
@@ -115,6 +120,14 @@ def test_a_site_joins_with_the_consent_of_the_others(tmp_path: Path) -> None:
             assert orchard_command("site", "accept", kit, "east", cwd=tmp_path).returncode == 0
         assert "waiting for the consent of north, south" in ended(run)
         check_same(federation, simulated(arrays, rounds=3), "second")
+        federation.agree(["north", "south"])
+        said = ended(federation.run(rounds=2, out="third"))  # with east's process still there
+        assert "consent" not in said
+        assert len(RunFolder(tmp_path / "third").result().rounds) == 2
+        checked = orchard_command(
+            "site", "check", str(federation.kits / "north"), str(tmp_path / "experiment.toml"), cwd=tmp_path
+        )
+        assert "since this site agreed: east has left" in checked.stdout
 
 
 @pytest.mark.slow
@@ -141,3 +154,21 @@ def test_a_site_whose_certificate_is_revoked_in_the_middle_of_a_run_does_not_com
         assert result.rounds[away[0]].failures[2].endswith("certificate revoked")
         status = ended(federation.command("status", "--kit", str(federation.kits / COORDINATOR)))
         assert [line.split()[1] for line in status.splitlines()] == ["connected", "connected", "absent"]
+
+
+@pytest.mark.slow
+def test_a_coordinator_whose_certificate_is_revoked_is_told_so_and_the_next_one_goes_on_with_the_run(
+    tmp_path: Path,
+) -> None:
+    with Federation(tmp_path, ["north", "south"], digits(2)) as federation:
+        federation.start_all()
+        run = federation.run(rounds=60)
+        federation.wait(lambda: federation.rounds("north") >= 3, "the third round")
+        revoke(federation.kits, COORDINATOR)
+        said, _ = run.communicate(timeout=60)
+        assert run.returncode == 2
+        assert "the server lets this kit in no more: its certificate was revoked" in said
+        federation.agree(federation.sites)  # makes the next one
+        kit = str(federation.kits / COORDINATOR)
+        ended(federation.command("attach", str(tmp_path / "run"), "--kit", kit), 300)
+        assert len(RunFolder(tmp_path / "run").result().rounds) == 60

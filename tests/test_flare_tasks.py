@@ -14,9 +14,9 @@ from orchard.experiment import load_experiment
 from orchard.export.predict import load_predictor
 from orchard.runs.result import Result
 from orchard.sites.check import check
+from orchard.sites.enrolment import enrolled, started
 from orchard.sites.plan import Plan
 from orchard.sites.report import export, report, site_run
-from orchard.sites.worker import enrolled, started
 from orchard.tasks.regression import Regression
 from sites import Consortium, figures, same_models, small_plan
 from task_data import NAMES, SETTINGS, task_arrays

@@ -37,7 +37,7 @@ def party(tmp_path: Path) -> Party:
 
 def test_a_kit_says_which_party_it_is(party: Party) -> None:
     assert (party.name, party.port, party.home) == ("north", 8002, party.kit.parent / "records" / ".flare")
-    with pytest.raises(UserError, match="is not the startup kit of a server"):
+    with pytest.raises(UserError, match="is the startup kit of a site; a server's is needed here"):
         party_of(party.kit, "server")
 
 
@@ -162,13 +162,8 @@ def test_services_run_without_rights_and_write_one_volume(home: Path) -> None:
     names = ["north", "south"]
     with Federation(home, names, digits(2), storage=str(volumes["localhost"])) as federation:
         for site in names:
-            places = {"data": str(home / site / "data.npz"), "records": str(volumes[site])}
-            file = federation.kits / site / "local" / "site.toml"
-            file.write_text(tomli_w.dumps({**places, "statistics": site == "north"}))
-        federation.kits.chmod(0o755)
-        for name in volumes:
-            for path in [federation.kits / name, *(federation.kits / name).rglob("*")]:
-                os.chown(path, NOBODY, NOBODY)
+            settle(federation, site, volumes[site], statistics=site == "north")
+        hand_over(federation, *volumes)
         parties = {name: party_of(federation.kits / name, "site" if name in names else "server") for name in volumes}
         for name in volumes:
             federation.serve(name, *around[name])
@@ -198,6 +193,46 @@ def test_services_run_without_rights_and_write_one_volume(home: Path) -> None:
             assert health(one) == (False, "is not running")
         theirs = {path.name for name in volumes for path in (federation.kits / name).rglob("*") if path.is_file()}
         assert not theirs & {"log.txt", "audit.log", "pid.fl"}
+
+
+def settle(federation: Federation, site: str, volume: Path, **settings: object) -> None:
+    """Let a site write its records into a volume."""
+    places = {"data": str(federation.home / site / "data.npz"), "records": str(volume)}
+    (federation.kits / site / "local" / "site.toml").write_text(tomli_w.dumps({**places, **settings}))
+
+
+def hand_over(federation: Federation, *names: str) -> None:
+    """Give kits to the user that services run as."""
+    federation.kits.chmod(0o755)
+    for name in names:
+        for path in [federation.kits / name, *(federation.kits / name).rglob("*")]:
+            os.chown(path, NOBODY, NOBODY)
+
+
+@pytest.mark.slow
+def test_consent_is_given_outside_while_the_site_sees_its_kit_read_only(home: Path) -> None:
+    volume = home / "north-volume"
+    around, arrays = shut_in(volume), digits(2)
+    with Federation(home, ["north"], arrays[:1]) as federation:
+        settle(federation, "north", volume)
+        hand_over(federation, "north")
+        federation.serve("localhost")
+        federation.serve("north", *around)
+        federation.join("south", arrays[1])
+        federation.serve("south")
+        run = federation.run(rounds=2)
+        note = home / "run" / "waiting.json"
+        federation.wait(lambda: note.exists() and "consent of north" in note.read_text(), "being asked")
+        accept = [sys.executable, "-c", "from orchard.cli import main; main()", "site", "accept"]
+        accept += [str(federation.kits / "north"), "south"]
+        within = subprocess.run([*around, *accept], capture_output=True, text=True, check=False)
+        assert within.stderr.endswith("cannot be written: Read-only file system; accept where the kit is writable\n")
+        assert note.exists()
+        subprocess.run(accept, check=True)
+        ended(run, 300)
+        for name in ("north", "south", "localhost"):
+            federation.processes[name].terminate()
+            assert federation.processes[name].wait(60) == 0
 
 
 NGINX = """

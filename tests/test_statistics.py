@@ -199,7 +199,7 @@ def test_what_cannot_be_told_does_not_bind_the_site(tmp_path: Path) -> None:
     federation = allowed(tmp_path, "north")
     held = federation.settings["north"].data.read_bytes()
     federation.settings["north"].data.write_bytes(b"no array")
-    assert asked(federation, stats_plan())[1]["north"] == "refused by the site"
+    assert asked(federation, stats_plan())[1]["north"] == "refused by the site - its log says why"
     federation.settings["north"].data.write_bytes(held)
     assert set(asked(federation, stats_plan())[0]) == {"north"}
 

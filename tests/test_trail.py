@@ -7,18 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import tomli_w
 import torch
 
 from orchard.core.contract import ClientUpdate
 from orchard.engines.flare.messages import Message, pack_update, packed
 from orchard.errors import RunFailed, UserError
-from orchard.sites.consortium import FILE as CONSORTIUM
-from orchard.sites.consortium import Consortium as Agreed
-from orchard.sites.kit import mark_kit
 from orchard.sites.trail import START, Trail, shown, verify
 from processes import orchard_command
-from sites import SITES, Consortium, small_plan
+from sites import Consortium, kit_of_north, small_plan
 
 
 def lines(trail: Trail) -> list[str]:
@@ -186,13 +182,7 @@ def test_refusals_are_in_the_trail_too(tmp_path: Path) -> None:
 
 def test_the_command_shows_and_checks_it(tmp_path: Path) -> None:
     Consortium(tmp_path).run(small_plan())
-    kit = tmp_path / "kit"
-    (kit / "startup").mkdir(parents=True)
-    (kit / "local").mkdir()
-    mark_kit(kit)
-    agreed = Agreed(name="lungs", server="hub.example.org", coordinator="a@b.example", sites=SITES)
-    (kit / CONSORTIUM).write_text(tomli_w.dumps(agreed.model_dump()))
-    (kit / "local" / "site.toml").write_text('data = "../north/data.npz"\nrecords = "../north/records"\n')
+    kit = kit_of_north(tmp_path / "kit")
     done = orchard_command("site", "log", str(kit), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout.splitlines()

@@ -39,7 +39,8 @@ def init(
     for kit in kits.kept:
         typer.echo(f"was there and is left as it is: {kit}")
     typer.echo(f"""
-Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it.
+Keep {kits.authority} on a machine of its own, away from networks: its key lets in whoever is given a kit made with it,
+and it has the keys of all kits, to make one again that was lost.
 The first certificate expires on {kits.expires:%Y-%m-%d}.
 A kit holds a private key: hand each to its party by a way that you trust, and keep no copy.""")
     for entry in kits.old:
@@ -66,7 +67,7 @@ def revoke_certificate(
     for kit in kits:
         typer.echo(f"written: {kit / 'local' / 'revoked.json'}")
     typer.echo(f"""The server honours it from its next job on; at once if that file is in the kit it runs from.
-If {name} is still to take part, orchard deploy init makes it a new kit, and the other sites are asked to agree.""")
+If {name} is still to take part, orchard deploy init makes it a new kit; sites are asked to agree to a site's.""")
 
 
 @deploy_app.command("bundle")
@@ -116,8 +117,10 @@ def run(
 
     from orchard.sites.commands import begin
     from orchard.sites.consortium import consortium_of
+    from orchard.sites.kit import check_kind
     from orchard.sites.plan import make_plan
 
+    check_kind(kit, "coordinator")
     sites = consortium_of(kit).sites
     name = f"sites-{secrets.token_hex(4)}"
     plan = make_plan(experiment, name, sites)
@@ -160,6 +163,7 @@ def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None
     """Follow a run on standard error, then print its result."""
     from orchard.cli.display import print_result
     from orchard.errors import Stopped
+    from orchard.sites.commands import is_submitted
     from orchard.sites.supervision import attach_command
 
     def say(text: str) -> None:
@@ -169,7 +173,8 @@ def _followed(folder: Path, quiet: bool, follow: "Callable[[Callable[[str], None
     try:
         result = follow(say)
     except KeyboardInterrupt:
-        raise Stopped(f"the run goes on without being watched; see it with: {attach_command(folder)}") from None
+        goes_on = "the run goes on without being watched; see it" if is_submitted(folder) else "not begun yet; begin it"
+        raise Stopped(f"{goes_on} with: {attach_command(folder)}") from None
     if not quiet:
         print_result(result, folder)
         typer.echo("Numbers of samples and scores are what each site claims; nobody else can check them.")

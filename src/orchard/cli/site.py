@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from orchard.cli.options import Force, app, may_replace
-from orchard.cli.server import ask_party, run_party, stop_party
+from orchard.cli.server import add_service
 
 site_app = typer.Typer(no_args_is_help=True, help="Take part as one of several silos on separate machines.")
 app.add_typer(site_app, name="site")
@@ -33,22 +33,7 @@ def stats_of_site(kit: Kit, experiment: Annotated[Path, typer.Argument(help="The
         typer.echo(line)
 
 
-@site_app.command("start")
-def start_site(kit: Kit) -> None:
-    """Take part until told to stop, in the foreground: for systemd, containers, and people who try it out."""
-    run_party(kit, "site")
-
-
-@site_app.command("stop")
-def stop_site(kit: Kit) -> None:
-    """Stop taking part: end this site's processes and wait until they are gone."""
-    stop_party(kit, "site")
-
-
-@site_app.command("health")
-def health_of_site(kit: Kit) -> None:
-    """Say whether this site runs and is connected to the server; exit with 1 if not."""
-    ask_party(kit, "site")
+add_service(site_app, "site")
 
 
 @site_app.command("accept")

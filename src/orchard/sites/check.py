@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ from orchard.privacy.noise import Noise
 from orchard.privacy.statement import not_covered, promise
 from orchard.runs.checks import OF_A_CLIENT, findings
 from orchard.sites.consortium import consortium_of
+from orchard.sites.enrolment import Enrolled, Started, enrolled, number_moments, started
 from orchard.sites.members import described, known_sites
 from orchard.sites.party import party_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
-from orchard.sites.worker import Enrolled, Started, enrolled, number_moments, started
+
+WIDTH = 110
 
 
 def check(kit: Path, experiment: Path) -> Iterator[str]:
@@ -117,7 +120,7 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
     yield "  if something fails: a category, e.g. 'training not finite'"
     seen = _who_sees_the_model(model, update.upload, sent)
     for learned in filter(None, (seen, method.reveals)):
-        yield f"  with {method.name} {learned}"
+        yield from wrap(f"with {method.name} {learned}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     private = {"directed relationships": not method.reveals, "the personalised model": not (method.reveals or seen)}
     stays = ["samples", *(what for what, stays in private.items() if stays), *(["figures"] if privacy else []), "logs"]
     yield f"What does not: {', '.join(stays)}."

@@ -13,8 +13,8 @@ from orchard.sites.connection import Connection, SiteStatus
 from orchard.sites.coordinator import EVERY_ROUND
 from orchard.sites.plan import FILE as PLAN
 from orchard.sites.plan import Plan
-from orchard.sites.supervision import LOOKS_UNTIL_STUCK, POLL, SLOW, STATE, STOP, Say, Supervisor, attach_command
-from orchard.sites.waiting import Waiting
+from orchard.sites.supervision import LOOKS_UNTIL_STUCK, POLL, STATE, STOP, Say, Supervisor, attach_command
+from orchard.sites.waiting import SLOW, Waiting
 from orchard.whole import write_durably
 
 
@@ -36,6 +36,7 @@ def attach(path: Path, kit: Path | None, say: Say) -> Result:
     with RunFolder(path).locked() as folder, Connection(home, waiting=Waiting(say, folder.note_waiting)) as server:
         if folder.read("summary.json").get("state") == "finished":
             return folder.result()
+        say(f"run {plan.run}, kept in {path}; connecting to {server.address}")
         (path / STOP).unlink(missing_ok=True)
         folder.note_waiting(None)  # of the process that followed it before
         return Supervisor(server, folder, plan, say).run()
@@ -44,11 +45,15 @@ def attach(path: Path, kit: Path | None, say: Say) -> Result:
 def stop(path: Path, kit: Path | None, *, now: bool, say: Say) -> None:
     """Stop a run after its current round, or at once; a process that follows it ends too."""
     plan, home = planned(path), kit or kit_of(path)
+    if RunFolder(path).read("summary.json").get("state") == "finished":
+        say(f"{path}: has finished; there is nothing to stop")
+        return
     (path / STOP).write_text("", "utf-8")
+    say("asking the server to end the run " + ("at once" if now else "after its round"))
     waiting = Waiting(say)
+    silent: dict[str, int] = {}
+    """By job, checks in a row without an answer; a job that never answers has not started, or never will."""
     with Connection(home, waiting=Waiting(say)) as server:
-        silent: dict[str, int] = {}
-        """By job, checks in a row without an answer; a job that never answers has not started, or never will."""
         while jobs := server.unfinished(plan.run):
             for job in jobs:
                 answered = not now and server.progress(job, {"stop": True})
@@ -66,6 +71,11 @@ def planned(path: Path) -> Plan:
         return Plan.from_json((path / PLAN).read_text("utf-8"))
     except OSError:
         raise UserError(f"{path}: is not the folder of a run on sites: it has no {PLAN}") from None
+
+
+def is_submitted(path: Path) -> bool:
+    """Tell whether the server has a job of a run."""
+    return "job" in RunFolder(path).read(STATE)
 
 
 def kit_of(path: Path) -> Path:

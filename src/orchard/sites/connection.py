@@ -14,7 +14,8 @@ from typing import Any, Self
 from orchard.errors import RunFailed, UserError
 from orchard.sites.consortium import consortium_of
 from orchard.sites.job import RESULTS, TEXTS, TOPIC, write_job
-from orchard.sites.kit import need_flare
+from orchard.sites.kit import check_kind, need_flare
+from orchard.sites.members import CERTIFICATE_REVOKED
 from orchard.sites.plan import Plan
 from orchard.sites.session import GOODBYE, REFUSED, UNREACHABLE, CallFailed, Session
 from orchard.sites.waiting import Waiting
@@ -52,6 +53,7 @@ class Connection:
         need_flare()
         self.kit, self.patience = kit, patience
         self.waiting = waiting or Waiting(lambda text: None)
+        check_kind(kit, "coordinator")
         self.consortium = consortium_of(kit)
         self.session: Session | None = None
 
@@ -150,6 +152,10 @@ class Connection:
                     if kind in expected:
                         return expected[kind]
                 text = printable(str(failed))
+                if CERTIFICATE_REVOKED in text:
+                    raise UserError(
+                        f"{self.kit}: the server lets this kit in no more: its certificate was revoked"
+                    ) from None
                 if failed.is_one_of(REFUSED):
                     raise UserError(f"{self.kit}: the server refuses this: {text}") from None
                 if not failed.is_one_of(UNREACHABLE):

@@ -5,13 +5,18 @@ import logging
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from orchard import __version__
 from orchard.errors import UserError
 from orchard.runs.files import check_format
 
+Owner = Literal["site", "server", "coordinator"]
+
 FORMAT = 2
 FILE = "local/kit.json"
+WHOSE: dict[Owner, str] = {"site": "fed_client.json", "server": "fed_server.json", "coordinator": "fed_admin.json"}
+"""The file in a kit's `startup` that says whose it is."""
 CONTROLLER = "orchard.sites.controller.RunController"
 """What FLARE runs at the server."""
 EXECUTOR = "orchard.sites.executor.SiteExecutor"
@@ -50,6 +55,16 @@ def check_kit(kit: Path) -> None:
         except (OSError, ValueError, AttributeError):
             found = None
         check_format(found, FORMAT, "startup kit (made by: orchard deploy init)", kit)
+
+
+def check_kind(kit: Path, kind: Owner) -> None:
+    """Raise unless a folder is the startup kit of such a party."""
+    check_kit(kit)
+    found = next((other for other, file in WHOSE.items() if (kit / "startup" / file).is_file()), None)
+    if found is None:
+        raise UserError(f"{kit}: is not a startup kit (made by: orchard deploy init)")
+    if found != kind:
+        raise UserError(f"{kit}: is the startup kit of a {found}; a {kind}'s is needed here")
 
 
 def true_kit(workspace: Path) -> Path:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchard.errors import UserError
-from orchard.sites.kit import SERVER, SERVER_ENVIRONMENT, check_kit, storage_of
+from orchard.sites.kit import SERVER, SERVER_ENVIRONMENT, WHOSE, check_kind, storage_of
 from orchard.sites.settings import load_site
 
 Kind = Literal["site", "server"]
 
 HOME = ".flare"
 """The folder in records or storage that FLARE may write."""
-FILES: dict[Kind, str] = {"site": "fed_client.json", "server": "fed_server.json"}
 MODULES: dict[Kind, str] = {"site": "client.client_train", "server": "server.server_train"}
 
 
@@ -38,7 +37,7 @@ class Party:
         """Return the command that runs FLARE in the foreground."""
         module = f"nvflare.private.fed.app.{MODULES[self.kind]}"
         about = [f"uid={self.name}", f"org={self.name}"] if self.kind == "site" else ["org=server"]
-        options = ["-m", str(self.home), "-s", FILES[self.kind], "--set", "secure_train=true", *about]
+        options = ["-m", str(self.home), "-s", WHOSE[self.kind], "--set", "secure_train=true", *about]
         return [python, "-u", "-m", module, *options, "config_folder=config"]
 
     def environment(self) -> dict[str, str]:
@@ -77,15 +76,15 @@ def _link_all(folder: Path, to: Path) -> None:
 
 def party_of(kit: Path, kind: Kind) -> Party:
     """Return the party that a kit belongs to; raise if it is not of this kind."""
-    file = kit / "startup" / FILES[kind]
-    check_kit(kit)
+    check_kind(kit, kind)
+    file = kit / "startup" / WHOSE[kind]
     try:
         said: dict[str, Any] = json.loads(file.read_text("utf-8"))
         service: str = said["servers"][0]["service"]["target"]
         name = service.rpartition(":")[0] if kind == "server" else said["client"]["fqsn"]
         port = int(service.rpartition(":")[2])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{kit}: is not the startup kit of a {kind}: {file}: {error}") from None
+        raise UserError(f"{file}: is not as orchard deploy init has made it: {error}") from None
     return Party(
         kind, name, kit.resolve(), (_storage(kit) if kind == "server" else load_site(kit).records) / HOME, port
     )

@@ -170,4 +170,12 @@ def make_plan(file: Path, run: str, sites: list[str], purpose: str = "training")
     values |= {"clients": len(sites), "partition": {"name": "given"}}
     values.setdefault("dataset", "sites")
     plan = {"run": run, "sites": sites, "experiment": values, "agreement": agreement, "purpose": purpose}
-    return validated(Plan, plan, f"{file}: ")
+    try:
+        return validated(Plan, plan)
+    except UserError as error:
+        raise UserError(f"{file}: {as_written(str(error))}") from None
+
+
+def as_written(explained: str) -> str:
+    """Return messages about a plan with the settings named as in an experiment's file."""
+    return re.sub("^experiment[.]", "", re.sub("^agreement[.]", f"{TABLE}.", explained, flags=re.M), flags=re.M)

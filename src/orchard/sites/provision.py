@@ -51,7 +51,7 @@ RIGHTS = {
 jobs (byoc), remote shell commands, reading errors and logs, restarting a site or locking it out."""
 
 SITE_TEMPLATE = """# What this site decides for itself. Paths are seen from the kit's folder.
-data = "../data.npz"        # an .npz, or a folder of images
+data = "../data.npz"        # an .npz, a table, or a folder of images
 records = "../{site}-records"  # what a crash must not lose: this site's state, relationships and personalised model
 device = "cpu"
 threads = 1                 # compute threads; with more, the last bits of results differ

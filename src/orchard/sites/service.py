@@ -66,6 +66,7 @@ class _Service:
     """The connections that the last look has found."""
     contact: float | None = None
     """When the party was last seen connected, or the server ready."""
+    well: bool = False
 
     def run(self) -> None:
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -99,6 +100,7 @@ class _Service:
         finally:
             _end({*self.children, *_left_behind(self.party)})
             self.children.clear()
+            self.well = False
             flare.wait()
 
     def _look(self, flare: psutil.Process) -> None:
@@ -111,6 +113,10 @@ class _Service:
         steady, self.before = (peers or set()) & self.before, peers or set()
         well = peers is not None if self.party.kind == "server" else bool(steady)
         self.contact = time.time() if well else self.contact
+        if well != self.well:
+            self.well = well
+            state = "connected to the server" if self.party.kind == "site" else "ready"
+            self.say(f"{self.party.name}: {state if well else f'not {state}'}")
         self._write(len(steady) if well else None)
 
     def _write(self, peers: int | None) -> None:

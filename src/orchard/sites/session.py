@@ -133,7 +133,9 @@ def _carry_out(orders: "queue.Queue[str]", answers: IO[str], kit: str, user: str
             line = json.dumps({"answer": COMMANDS[name](session, *arguments)})
         except Exception as error:
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            line = json.dumps({"error": kinds, "text": str(error)})
+            # FLARE raises an exception anew under a name that says less.
+            why = error.__context__ if isinstance(error.__context__, type(error)) else error
+            line = json.dumps({"error": kinds, "text": str(why)})
         with suppress(BrokenPipeError):
             print(line, file=answers, flush=True)
 

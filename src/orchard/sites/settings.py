@@ -6,7 +6,7 @@ from pydantic import Field
 
 from orchard.errors import UserError
 from orchard.settings import LaxPath, Settings, read_toml, validated
-from orchard.sites.kit import check_kit, true_kit
+from orchard.sites.kit import check_kind, true_kit
 
 FILE = "local/site.toml"
 """Their path in a site's kit."""
@@ -15,7 +15,7 @@ FILE = "local/site.toml"
 class SiteSettings(Settings):
     """The file `local/site.toml` of a site's kit; paths are relative to the kit's folder."""
 
-    data: LaxPath = Field(description="an .npz, or a folder of images")
+    data: LaxPath = Field(description="an .npz, a table, or a folder of images")
     records: LaxPath = Field(description="outside of the kit, and of this site alone: what a crash must not lose")
     device: str = Field(default="cpu", description="where networks are trained, by PyTorch's name: cpu, cuda, cuda:1")
     threads: int = Field(default=1, ge=1, description="compute threads; with others, the last bits differ")
@@ -34,7 +34,7 @@ class SiteSettings(Settings):
 def load_site(kit: Path) -> SiteSettings:
     """Read a site's settings from its kit."""
     file = kit / FILE
-    check_kit(kit)
+    check_kind(kit, "site")
     settings = validated(SiteSettings, read_toml(file), f"{file}: ")
     home = true_kit(kit).resolve()
     places = {"data": home / settings.data, "records": (home / settings.records).resolve()}

@@ -27,6 +27,7 @@ from orchard.sites.members import known_sites
 from orchard.sites.party import party_of
 from orchard.sites.plan import Plan, make_plan
 from orchard.sites.settings import SiteSettings, load_site
+from orchard.sites.waiting import SLOW, Waiting
 from orchard.whole import write_durably
 
 TOLD = "statistics.json"
@@ -89,7 +90,8 @@ def rehearsed(kit: Path, experiment: Path) -> Iterator[str]:
 
 def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[str, Statistics], dict[str, str]]:
     """Ask all connected sites; return what each told, and why others told nothing."""
-    with Connection(kit) as server:
+    waiting = Waiting(say)
+    with Connection(kit, waiting=Waiting(say)) as server:
         plan = make_plan(experiment, f"stats-{secrets.token_hex(4)}", server.consortium.sites, "statistics")
         there = server.sites()
         present = [site for site in plan.sites if site in there]
@@ -99,6 +101,7 @@ def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[s
         say(f"asked: {', '.join(present)}; the answer takes half a minute, or until a run that is under way has ended")
         try:
             while not server.is_over(job, status := server.status(job)):
+                waiting.on(*waited_for(server, job, status, plan))
                 time.sleep(POLL)
         except KeyboardInterrupt:
             server.abort(job)
@@ -109,6 +112,16 @@ def ask(experiment: Path, kit: Path, say: Callable[[str], None]) -> tuple[dict[s
             if not file.is_file():
                 raise RunFailed(f"the server has no statistics: {error or status}")
             return read_told(file.read_text("utf-8"), plan)
+
+
+def waited_for(server: Connection, job: str, status: str, plan: Plan) -> tuple[str, float | None, float]:
+    """Return what an answer waits for, how long at most, and after how many seconds that is worth saying."""
+    progress = server.progress(job, {}) if status == "RUNNING" else None
+    late = ", ".join(site for site in plan.sites if site in (progress or {}).get("waiting", []))
+    if late:
+        agreed = plan.agreement
+        return f"{late} (counting)", max(agreed.round_seconds, agreed.patience_seconds), SLOW
+    return "the server, which begins the job or has another one under way", None, SLOW
 
 
 def read_told(text: str, plan: Plan) -> tuple[dict[str, Statistics], dict[str, str]]:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from orchard.errors import RunFailed, Stopped
+from orchard.runs.files import to_json
 from orchard.runs.folder import RunFolder
 from orchard.runs.result import Result
 from orchard.sites.connection import FINISHED, UNKNOWN, Connection, SiteStatus, printable
 from orchard.sites.job import HEADER
 from orchard.sites.members import NOT_ACCEPTED
 from orchard.sites.plan import Plan
-from orchard.sites.waiting import Waiting
+from orchard.sites.waiting import SLOW, Waiting
 from orchard.whole import write_durably
 
 Say = Callable[[str], None]
@@ -40,8 +41,6 @@ DEATHS_UNTIL_LEFT_OUT = 3
 """The run continues without a site whose death has ended this many of these jobs."""
 CONSENT_SECONDS = 30.0
 """Seconds until sites that did not agree to a new member are asked again."""
-SLOW = 60.0
-"""Seconds after which a round, and the beginning of a job, count as something that is waited for."""
 RETRY_SECONDS = 600.0
 """Seconds after which a site that could not take part, or kept dying, is invited again."""
 
@@ -80,7 +79,9 @@ class Supervisor:
                 error = "the server does not know it any more"
             elif status.startswith(FINISHED):
                 error = self.server.fetch(job, self.folder.path)
-            self.done = len(self.folder.rounds())
+            rounds = self.folder.rounds()
+            self.done = len(rounds)
+            self._show(json.loads(to_json([entry.as_json() for entry in rounds])))
             if self.folder.read("summary.json").get("state") == "finished":
                 return self.folder.result()
             if self._stopping():
@@ -146,6 +147,7 @@ class Supervisor:
             self.server.abort(old)
         present = self._gathered()
         job = self.server.submit(self.plan, present)
+        self.say(f"submitted, for {', '.join(present)}; a job takes up to half a minute to begin")
         self.folder.write(STATE, {**self._state(), "job": job, "present": list(present)})
         return job
 
@@ -252,16 +254,19 @@ class Supervisor:
             self.consent.over()
         self._compare(progress.get("rounds"))
         lines = progress["lines"]
-        try:
-            texts = [self._line(line) for line in lines]
-            said = {line["round"]: text for line, text in zip(lines, texts, strict=True) if text}
-            self.usual = float(lines[-1]["seconds"]) if lines else self.usual
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise RunFailed("the server's figures make no sense") from None
+        self._show(lines)
         with (self.folder.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             for line in lines[:-1]:
                 file.write(json.dumps(line) + "\n")
         self.done += len(lines[:-1])
+
+    def _show(self, lines: list[dict[str, Any]]) -> None:
+        """Say what the rounds have brought that were not shown yet; the last ones come with a job's results."""
+        try:
+            said = {line["round"]: text for line in lines if (text := self._line(line))}
+            self.usual = float(lines[-1]["seconds"]) if lines else self.usual
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunFailed("the server's figures make no sense") from None
         for round, text in said.items():
             if round >= self.shown:
                 self.say(text)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 SECONDS = 60.0
 """It is said again after a minute, and then each time after as long as it has taken so far, at most half an hour."""
 MOST = 1800.0
+SLOW = 60.0
+"""Seconds after which what usually goes by in between counts as something that is waited for."""
 
 
 class Waiting:
