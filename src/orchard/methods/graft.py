@@ -199,7 +199,7 @@ class GraftServer(Server):
     def _weigh(self, seen: Tensor) -> None:
         """Add how those who were seen have left their pools, and decide anew who is pooled."""
         counts = self.pooled & seen & seen[:, None]
-        moves = products([core.cpu() - pool.cpu() for core, pool in zip(self.cores, self.pools, strict=True)])
+        moves = products([core.cpu() for core in self.cores], [pool.cpu() for pool in self.pools])
         self.together = self.together + moves * counts
         self.lengths = self.lengths + moves.diagonal()[:, None] * counts
         # Of whom nothing is known yet is pooled with everybody, but links nobody.
