@@ -1,7 +1,8 @@
 """What graft costs with a large network and small clients: its rounds against FedAvg-local's, and its server's work.
 
-ResNet-18 and clients of 128 images, batches of 32, 5 epochs, by CPU time on one thread. The server's work is that of one
-round: the products of all cores' moves, and the pools. It is compared with the clients' training, 20 plain steps each.
+ResNet-18 and clients of 128 images, batches of 32, 5 epochs, by CPU time on one thread. The server's work is that of
+one round: the products of all cores' moves, and the pools. It is compared with the clients' training, 20 plain steps
+each.
 """
 
 import time

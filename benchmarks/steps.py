@@ -1,8 +1,8 @@
 """A step of APPLE against a plain PyTorch step, against N branches, and as the federation and the network grow.
 
-CPU time on one thread, on batches of 256 images of MNIST's shape, and with ResNet-18 of 32 too. The plain step is written the ordinary way:
-contiguous tensors, ReLU before pooling, `torch.optim.SGD`. The APPLE step is the one that `orchard run` takes,
-on a thread as there.
+CPU time on one thread, on batches of 256 images of MNIST's shape, and with ResNet-18 on batches of 32 too. The plain
+step is written the ordinary way: contiguous tensors, ReLU before pooling, `torch.optim.SGD`. The APPLE step is the one
+that `orchard run` takes, on a thread as there.
 """
 
 import time

@@ -274,7 +274,7 @@ def test_both_learning_rates_decay() -> None:
 
 
 def test_relationships_step_on_the_sum_of_several_batches_gradients() -> None:  # ≈
-    """Five batches by twos: p steps three times, by plain SGD; the mixture is that of the last p and the newest core."""
+    """Five batches by twos: p steps three times, and w^p is made of the last p and the newest core."""
     every, mu, rate = 2, 0.5, 0.05
     apple = Apple(relationships_every=every, mu=mu, relationship_lr=rate, scheduler_fraction=1.0)
     experiment, federation, contexts = setting(apple, epochs=1, momentum=0.0)
