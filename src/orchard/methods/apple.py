@@ -43,6 +43,7 @@ from torch import Tensor
 from orchard.core.contract import Client, Diagnostics, Download, Server, Vectors
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext, MomentumSGD, check_finite, gradient, run_epochs
+from orchard.core.vector import Network
 from orchard.experiment import Experiment
 from orchard.method import MethodSettings, Traffic
 from orchard.methods.limits import check_budget, check_convergence
@@ -174,7 +175,7 @@ class AppleClient(Client):
         """Train the core and the relationships together."""
         network, settings, i = context.network, self.settings, self.index
         w, p = self.core.clone(), self.relationships.clone()
-        mixing = Mixing(context.stack(self.copies), i, w, p, network.gradient, settings.relationships_every)
+        mixing = Mixing(network, context.stack(self.copies), i, w, p, settings.relationships_every)
         w_sgd = MomentumSGD(w, self.experiment, round)
         p_sgd = MomentumSGD(p, self.experiment, round, lr=settings.relationship_lr)
         full = settings.steps == "full"
@@ -184,7 +185,7 @@ class AppleClient(Client):
             p_sgd.step(products.add_(p - self.p0, alpha=batches * proximal))
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            mixing.mix(out=network.vector)
+            mixing.mix()
             loss = gradient(network, x, y)
             g = network.gradient
             mixing.add(g)
@@ -228,20 +229,21 @@ class Mixing:
     Row i of the copies is not used: w, which changes, takes its place.
     """
 
-    def __init__(self, copies: Tensor, i: int, w: Tensor, p: Tensor, g: Tensor, every: int) -> None:
-        self.copies, self.i, self.w, self.p = copies, i, w, p
+    def __init__(self, network: Network, copies: Tensor, i: int, w: Tensor, p: Tensor, every: int) -> None:
+        self.network, self.copies, self.i, self.w, self.p = network, copies, i, w, p
         self.not_self = torch.ones_like(p)
         self.not_self[i] = 0
-        self.others = torch.empty_like(w)
         self.batches = 0
-        self.sum = g if every == 1 else torch.empty_like(g)
         self.own = torch.zeros_like(p[i])
+        # If p steps at each batch, neither has to outlast it.
+        self.others = network.vector if every == 1 else torch.empty_like(w)
+        self.sum = network.gradient if every == 1 else torch.empty_like(w)
 
-    def mix(self, out: Tensor) -> None:
+    def mix(self) -> None:
         """Make w^p; the others' share is made anew once p has changed."""
         if self.batches == 0:
             torch.mv(self.copies.t(), self.p * self.not_self, out=self.others)
-        torch.addcmul(self.others, self.w, self.p[self.i], out=out)
+        torch.addcmul(self.others, self.w, self.p[self.i], out=self.network.vector)
 
     def add(self, g: Tensor) -> None:
         """Add a batch's gradient."""
