@@ -16,7 +16,7 @@ from networks import ResNet18
 from orchard.core.federation import Federation
 from orchard.data.client_arrays import from_arrays
 from orchard.engines.local import LocalEngine
-from orchard.experiment import Experiment, RunOptions
+from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.methods.graft import Graft
 from orchard.runs.loop import _exchange, new_run
 from orchard.tasks.classification import Classification
@@ -31,9 +31,8 @@ def rounds() -> Figure:
     spent: dict[str, list[float]] = {"graft": [], "fedavg-local": []}
     engines = {}
     for method in spent:
-        experiment = Experiment(
-            dataset="arrays", clients=CLIENTS, method=method, model=ResNet18, batch_size=BATCH, epochs=EPOCHS
-        )
+        settings = {"dataset": "arrays", "clients": CLIENTS, "method": method, "batch_size": BATCH, "epochs": EPOCHS}
+        experiment = load_experiment(overrides={**settings, "model": ResNet18})
         options = RunOptions(workers=1)
         engine = LocalEngine(experiment, from_arrays(arrays, experiment), options)
         engines[method] = engine, new_run(experiment, engine, options)

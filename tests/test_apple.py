@@ -328,7 +328,7 @@ def test_all_cores_are_read_only_where_p_steps(every: int, monkeypatch: pytest.M
 
 
 def test_a_pull_that_diverges_over_several_batches_is_refused() -> None:
-    changes = {"relationship_lr": 0.01, "mu": 100.0, "scheduler_fraction": 0.5}
-    small_experiment(method=Apple(**changes))
+    strong = Apple(relationship_lr=0.01, mu=100.0, scheduler_fraction=0.5)
+    small_experiment(method=strong)
     with pytest.raises(UserError, match="relationships_every"):
-        small_experiment(method=Apple(**changes, relationships_every=10))
+        small_experiment(method=strong.model_copy(update={"relationships_every": 10}))
