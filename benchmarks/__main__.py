@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from orchard.engines.pages import use_large_pages
 from orchard.errors import UserError
 
-ORDINARY: tuple[str, ...] = ("steps", "pools", "private", "rounds", "workers", "memory", "loading")
-ORDINARY += ("cluster",) if find_spec("ray") else ()
+ORDINARY = ["steps", "pools", "private", "rounds", "workers", "memory", "loading"]
+ORDINARY += ["cluster"] if find_spec("ray") else []
 
 
 def main() -> None:
