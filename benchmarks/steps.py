@@ -27,7 +27,7 @@ from orchard.tasks.classification import Classification
 
 BATCH, SMALL, MANY = 256, 32, 96
 EVERY = 10
-"""Batches a step of the relationships, where it is not each."""
+"""Batches a step of the relationships, with small batches where it is not each."""
 
 Steps = Callable[[], None]
 
@@ -87,7 +87,15 @@ def _measured() -> list[Figure]:
         {"plain": plain(PlainCNN(), data), "apple": apple(12, data), "many": apple(MANY, data)}, 11, time.thread_time
     )
     against = interleaved({"branches": branches(12, one), "apple": apple(12, one)}, 7, time.thread_time)
-    large = interleaved({"plain": plain(ResNet18(), few), "apple": apple(12, few, ResNet18)}, 5, time.thread_time)
+    large = interleaved(
+        {
+            "plain": plain(ResNet18(), few),
+            "apple": apple(12, few, ResNet18),
+            "seldom": apple(12, few, ResNet18, every=3),
+        },
+        5,
+        time.thread_time,
+    )
     hospital = random_batches(2 * EVERY, SMALL)
     small = interleaved(
         {
@@ -105,6 +113,7 @@ def _measured() -> list[Figure]:
         Figure("N branches / APPLE step, N = 12", ratios(against, "branches", "apple"), at_least=9),
         Figure(f"APPLE step, N = {MANY} / N = 12", ratios(times, "many", "apple"), at_most=1.5),
         Figure("APPLE step / plain step, ResNet-18, N = 12", ratios(large, "apple", "plain"), at_most=1.15),
+        Figure("the same, relationships_every = 3", ratios(large, "seldom", "plain"), at_most=1.15),
         Figure(f"the same, batches of {SMALL}", ratios(small, "apple", "plain")),
-        Figure(f"the same, relationships_every = {EVERY}", ratios(small, "seldom", "plain"), at_most=1.15),
+        Figure(f"the same, relationships_every = {EVERY}", ratios(small, "seldom", "plain")),
     ]
