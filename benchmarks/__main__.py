@@ -1,4 +1,4 @@
-"""Measure speed and memory, as ratios: ``python benchmarks [--json] [steps private rounds workers memory loading]``.
+"""Measure speed and memory, as ratios: ``python benchmarks [--json] [steps rounds …]``.
 
 ``python benchmarks silos`` measures twelve sites over FLARE, by its name only: it needs the extra [deploy]. `cluster`
 measures a Ray cluster, and is among the others where the extra [ray] is installed.
@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from orchard.engines.pages import use_large_pages
 from orchard.errors import UserError
 
-ORDINARY = ("steps", "private", "rounds", "workers", "memory", "loading", *(["cluster"] if find_spec("ray") else []))
+ORDINARY = ["steps", "pools", "private", "rounds", "workers", "memory", "loading"]
+ORDINARY += ["cluster"] if find_spec("ray") else []
 
 
 def main() -> None:

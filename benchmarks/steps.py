@@ -1,8 +1,8 @@
 """A step of APPLE against a plain PyTorch step, against N branches, and as the federation and the network grow.
 
-CPU time on one thread, on batches of 256 images of MNIST's shape. The plain step is written the ordinary way:
-contiguous tensors, ReLU before pooling, `torch.optim.SGD`. The APPLE step is the one that `orchard run` takes,
-on a thread as there.
+CPU time on one thread, on batches of 256 images of MNIST's shape, and with ResNet-18 on batches of 32 too. The plain
+step is written the ordinary way: contiguous tensors, ReLU before pooling, `torch.optim.SGD`. The APPLE step is the one
+that `orchard run` takes, on a thread as there.
 """
 
 import time
@@ -25,20 +25,22 @@ from orchard.experiment import Experiment
 from orchard.methods.apple import Apple
 from orchard.tasks.classification import Classification
 
-BATCH, MANY = 256, 96
+BATCH, SMALL, MANY = 256, 32, 96
+EVERY = 10
+"""Batches a step of the relationships, with small batches where it is not each."""
 
 Steps = Callable[[], None]
 
 
-def random_batches(number: int) -> Samples:
-    return Samples(torch.randn(number * BATCH, 1, 28, 28), torch.randint(10, (number * BATCH,)))
+def random_batches(number: int, size: int = BATCH) -> Samples:
+    return Samples(torch.randn(number * size, 1, 28, 28), torch.randint(10, (number * size,)))
 
 
-def plain(model: nn.Module, data: Samples, trained: Iterable[Tensor] | None = None) -> Steps:
+def plain(model: nn.Module, data: Samples, size: int = BATCH, trained: Iterable[Tensor] | None = None) -> Steps:
     optimiser = torch.optim.SGD(model.parameters() if trained is None else trained, lr=0.01, momentum=0.9)
 
     def steps() -> None:
-        for x, y in zip(torch.split(data.x, BATCH), torch.split(data.y, BATCH), strict=True):
+        for x, y in zip(torch.split(data.x, size), torch.split(data.y, size), strict=True):
             optimiser.zero_grad()
             torch.autograd.backward(functional.cross_entropy(model(x), y))
             optimiser.step()
@@ -49,12 +51,14 @@ def plain(model: nn.Module, data: Samples, trained: Iterable[Tensor] | None = No
 def branches(clients: int, data: Samples) -> Steps:
     p = torch.full((clients,), 1 / clients, requires_grad=True)
     model, own = branched_cnn(p)
-    return plain(model, data, [*own, p])
+    return plain(model, data, trained=[*own, p])
 
 
-def apple(clients: int, data: Samples, model: str | Callable[[], nn.Module] = "cnn") -> Steps:
-    settings = Apple()
-    experiment = Experiment(clients=clients, epochs=1, batch_size=BATCH, method=settings, model=model)
+def apple(
+    clients: int, data: Samples, model: str | Callable[[], nn.Module] = "cnn", size: int = BATCH, every: int = 1
+) -> Steps:
+    settings = Apple(relationships_every=every)
+    experiment = Experiment(clients=clients, epochs=1, batch_size=size, method=settings, model=model)
     federation = Federation(
         experiment, (len(data.y),) * clients, (1, 28, 28), Classification(tuple(map(str, range(10))))
     )
@@ -83,7 +87,25 @@ def _measured() -> list[Figure]:
         {"plain": plain(PlainCNN(), data), "apple": apple(12, data), "many": apple(MANY, data)}, 11, time.thread_time
     )
     against = interleaved({"branches": branches(12, one), "apple": apple(12, one)}, 7, time.thread_time)
-    large = interleaved({"plain": plain(ResNet18(), few), "apple": apple(12, few, ResNet18)}, 5, time.thread_time)
+    large = interleaved(
+        {
+            "plain": plain(ResNet18(), few),
+            "apple": apple(12, few, ResNet18),
+            "seldom": apple(12, few, ResNet18, every=3),
+        },
+        5,
+        time.thread_time,
+    )
+    hospital = random_batches(2 * EVERY, SMALL)
+    small = interleaved(
+        {
+            "plain": plain(ResNet18(), hospital, SMALL),
+            "apple": apple(12, hospital, ResNet18, SMALL),
+            "seldom": apple(12, hospital, ResNet18, SMALL, EVERY),
+        },
+        5,
+        time.thread_time,
+    )
     milliseconds = {name: 1000 * sorted(values)[len(values) // 2] / 5 for name, values in times.items()}
     both = f"{milliseconds['apple']:.0f} ms against {milliseconds['plain']:.0f} ms"
     return [
@@ -91,4 +113,7 @@ def _measured() -> list[Figure]:
         Figure("N branches / APPLE step, N = 12", ratios(against, "branches", "apple"), at_least=9),
         Figure(f"APPLE step, N = {MANY} / N = 12", ratios(times, "many", "apple"), at_most=1.5),
         Figure("APPLE step / plain step, ResNet-18, N = 12", ratios(large, "apple", "plain"), at_most=1.15),
+        Figure("the same, relationships_every = 3", ratios(large, "seldom", "plain"), at_most=1.15),
+        Figure(f"the same, batches of {SMALL}", ratios(small, "apple", "plain")),
+        Figure(f"the same, relationships_every = {EVERY}", ratios(small, "seldom", "plain")),
     ]

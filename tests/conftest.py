@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from helpers import SmallFederation
+from ray_cluster import _nodes, nodes  # noqa: F401  fixtures of more than one file
 
 # How long an example takes depends on the machine's load, and says nothing of the code.
 hypothesis.settings.register_profile("orchard", deadline=None)

@@ -16,9 +16,10 @@ from helpers import SmallFederation, classes, small_experiment
 from orchard.core.contract import Download
 from orchard.core.federation import Federation
 from orchard.core.models import CNN
-from orchard.core.training import ClientContext, local_sgd
+from orchard.core.training import ClientContext, gradient, local_sgd
 from orchard.data.clients import ClientData
 from orchard.data.samples import Samples
+from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.methods.apple import Apple, AppleClient, AppleServer, core_of
 from test_vector import Residual
@@ -267,3 +268,67 @@ def test_both_learning_rates_decay() -> None:
         moves.append((clients[1].core - client.core, clients[1].relationships - client.relationships))
     for first, third in zip(*moves, strict=True):
         torch.testing.assert_close(third, first / 4, rtol=1e-3, atol=1e-7)
+
+
+# --- Relationships that step after several batches ------------------------------------------------------
+
+
+def test_relationships_step_on_the_sum_of_several_batches_gradients() -> None:  # ≈
+    """Five batches by twos: p steps three times, and w^p is made of the last p and the newest core."""
+    every, mu, rate = 2, 0.5, 0.05
+    apple = Apple(relationships_every=every, mu=mu, relationship_lr=rate, scheduler_fraction=1.0)
+    experiment, federation, contexts = setting(apple, epochs=1, momentum=0.0)
+    context = contexts[0]
+    size = -(-len(context.data.train.y) // 5)
+    experiment = experiment.model_copy(update={"batch_size": size})
+    context = dataclasses.replace(context, experiment=experiment)
+    clients, server = parties(experiment, federation)
+    client = clients[0]
+    client.relationships = client.p0 + torch.tensor([0.3, -0.1, 0.2, 0.1])
+    receive([client], server, [context])
+    cores = [core.clone() for core in server.cores]
+
+    p, sums, batches = client.relationships.clone(), torch.zeros(4), 0
+    network = federation.network()
+    drawn = list(context.batches(0, 0))
+    assert len(drawn) == 5
+    for number, (x, y) in enumerate(drawn, 1):
+        network.vector.copy_(sum((q * core for q, core in zip(p, cores, strict=True)), torch.zeros(())))
+        gradient(network, x, y)
+        sums, batches = sums + torch.stack([core @ network.gradient for core in cores]), batches + 1
+        cores[0] = cores[0] - experiment.lr * p[0] * network.gradient
+        if batches == every or number == len(drawn):
+            p = p - rate * (sums + batches * mu * (p - client.p0))
+            sums, batches = torch.zeros(4), 0
+
+    client.train(context, 0)
+    torch.testing.assert_close(client.relationships, p, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(client.core, cores[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_all_cores_are_read_only_where_p_steps(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice each time, once for the mixture and once for the products; the last batches of a round count too."""
+    reads = 0
+    mv = torch.mv
+
+    def counted(matrix: Tensor, vector: Tensor, **out: Tensor) -> Tensor:
+        nonlocal reads
+        reads += 1
+        return mv(matrix, vector, **out)
+
+    experiment, federation, contexts = setting(Apple(relationships_every=every), epochs=1, batch_size=2)
+    clients, server = parties(experiment, federation)
+    receive(clients, server, contexts)
+    monkeypatch.setattr(torch, "mv", counted)
+    clients[1].train(contexts[1], 0)
+    batches = -(-len(contexts[1].data.train.y) // 2)
+    assert batches > 3
+    assert reads == 2 * -(-batches // every)
+
+
+def test_a_pull_that_diverges_over_several_batches_is_refused() -> None:
+    strong = Apple(relationship_lr=0.01, mu=100.0, scheduler_fraction=0.5)
+    small_experiment(method=strong)
+    with pytest.raises(UserError, match="relationships_every"):
+        small_experiment(method=strong.model_copy(update={"relationships_every": 10}))

@@ -81,6 +81,16 @@ def test_a_model_that_needs_the_ordinary_order_gets_it(channels: int) -> None:
     network.module(torch.zeros(5, channels, 8, 8)).sum().backward()
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_model_can_keep_the_ordinary_order(wanted: bool) -> None:
+    class Large(nn.Sequential):
+        channels_last = wanted
+
+    module = build(lambda: Large(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.LazyLinear(3)), (2, 8, 8), classes(3), seed=0)
+    weight = module.get_submodule("0").weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) is wanted  # type: ignore[operator]
+
+
 class FailsInTraining(nn.Linear):
     def __init__(self) -> None:
         super().__init__(64, 3)

@@ -1,6 +1,7 @@
 """The local loop: the same batches for every method, the optimiser of the paper, and no silent divergence."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -9,7 +10,17 @@ from torch.nn import functional
 
 from helpers import federation_of, measures, small_data, small_experiment
 from orchard.core.evaluation import evaluate
-from orchard.core.training import ClientContext, MomentumSGD, NotFinite, fixed, gradient, local_sgd, pull, run_epochs
+from orchard.core.training import (
+    ClientContext,
+    MomentumSGD,
+    NotFinite,
+    check_finite,
+    fixed,
+    gradient,
+    local_sgd,
+    pull,
+    run_epochs,
+)
 from orchard.data.samples import Samples
 from orchard.experiment import Experiment
 
@@ -156,3 +167,16 @@ def test_accuracy_by_hand() -> None:
     scores = evaluate(dataclasses.replace(context, data=data), always_one)
     assert scores.test == measures(accuracy=0.75, balanced_accuracy=0.5, auroc=0.5)
     assert scores.validation["accuracy"] == float((context.data.validation.y == 1).double().mean())
+
+
+def test_what_is_not_finite_is_found_and_large_values_are_not_taken_for_it() -> None:
+    largest = torch.finfo(torch.float32).max
+    check_finite("model", torch.full((9,), largest))  # their sum is not finite
+    for bad in (math.nan, math.inf, -math.inf):
+        for rest in (0.0, largest):
+            values = torch.full((9,), rest)
+            values[4] = bad
+            with pytest.raises(NotFinite, match="the model is not finite"):
+                check_finite("model", values)
+    with pytest.raises(NotFinite):
+        check_finite("model", torch.tensor([math.inf, -math.inf]))

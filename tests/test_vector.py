@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orchard.core.models import CNN
-from orchard.core.vector import Layout, Network, Part, lay_out_channels_last
+from orchard.core.vector import Layout, Network, Part, lay_out_channels_last, products
 
 
 class Residual(nn.Module):
@@ -253,3 +253,10 @@ def test_a_layer_that_is_not_there_is_refused_with_those_that_are(prefix: str) -
     with pytest.raises(ValueError, match=rf"^'{re.escape(prefix)}': no such layer; the parameters are ") as refusal:
         layout.part(["conv1", prefix])
     assert all(name in str(refusal.value) for name in layout.slices)
+
+
+def test_products_of_moves_are_those_of_the_differences() -> None:
+    draw = torch.Generator().manual_seed(0)
+    models, origins = torch.randn(2, 3, 40_000, generator=draw).unbind()
+    assert torch.equal(products(list(models), list(origins)), products(list(models - origins)))
+    assert not torch.equal(products(list(models), list(origins)), products(list(models)))

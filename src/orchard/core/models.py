@@ -191,24 +191,31 @@ def find_factory(model: str | Callable[..., Any]) -> Callable[..., Any]:
 def build(model: str | Callable[..., Any], shape: tuple[int, ...], task: Task, seed: int) -> nn.Module:
     """Build a model whose initial values depend on the seed alone, and try it on a batch of zeros.
 
-    Convolutions run faster with channels last. A model that fails with that (``x.view(n, -1)`` after a convolution
-    needs the ordinary order) keeps the ordinary order.
+    Convolutions run faster with channels last, but for large ones on small batches: PyTorch turns their gradients
+    around element by element. A model with ``channels_last = False``, or one that fails with channels last
+    (``x.view(n, -1)`` after a convolution needs the ordinary order), keeps the ordinary order.
     """
     factory = find_factory(model)
     try:
         with seeded_layers(seed):
             module = _call(factory, shape, len(task.classes))
             _try_out(module, shape, task.output_shape(shape))
-            ordinary = [p.data for p in module.parameters()]
-            lay_out_channels_last(module)
-            try:
-                _try_out(module, shape, task.output_shape(shape))
-            except RuntimeError:
-                for p, data in zip(module.parameters(), ordinary, strict=True):
-                    p.data = data
+            if getattr(module, "channels_last", True):
+                _lay_out(module, shape, task)
     except Exception as error:  # somebody else's code may raise anything
         raise UserError(f"model = {named(model)!r}: does not fit samples of shape {shape}: {error}") from error
     return module
+
+
+def _lay_out(module: nn.Module, shape: tuple[int, ...], task: Task) -> None:
+    """Lay out convolutions with channels last, if the model works with that."""
+    ordinary = [p.data for p in module.parameters()]
+    lay_out_channels_last(module)
+    try:
+        _try_out(module, shape, task.output_shape(shape))
+    except RuntimeError:
+        for p, data in zip(module.parameters(), ordinary, strict=True):
+            p.data = data
 
 
 def _call(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -219,16 +219,25 @@ def mixture(weights: Tensor, models: Sequence[Tensor]) -> Tensor:
     return torch.cat([weights @ block for block in float64_blocks(models)])
 
 
-def float64_blocks(models: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all models side by side in float64, block by block, so that a block stays in the processor's cache."""
-    for blocks in zip(*(torch.split(model, BLOCK) for model in models), strict=True):
-        yield torch.stack(blocks).double()
+def float64_blocks(models: Sequence[Tensor], origins: Sequence[Tensor] | None = None) -> Iterator[Tensor]:
+    """Yield all models, or what they are beyond their origins, side by side in float64, block by block.
+
+    So a block stays in the processor's cache, and no other copy of the models is there whole.
+    """
+    starts = None if origins is None else _pieces(origins)
+    for blocks in _pieces(models):
+        moves = blocks if starts is None else [a - b for a, b in zip(blocks, next(starts), strict=True)]
+        yield torch.stack(list(moves)).double()
 
 
-def products(models: Sequence[Tensor]) -> Tensor:
-    """Return the scalar product of every pair of models, in float64."""
+def _pieces(models: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(torch.split(model, BLOCK) for model in models), strict=True)
+
+
+def products(models: Sequence[Tensor], origins: Sequence[Tensor] | None = None) -> Tensor:
+    """Return the scalar product of every pair of models, or of what they are beyond their origins, in float64."""
     total = torch.zeros(len(models), len(models), dtype=torch.float64)
-    for block in float64_blocks(models):
+    for block in float64_blocks(models, origins):
         total += block @ block.T
     return total
 

@@ -124,7 +124,7 @@ class GraftClient(Client):
             return self.settings.stock
         if round == 0:  # the first pool is nobody's yet
             return 0.0
-        loss = fit(context, pool)
+        loss = fit(context, pool, self.lowest)
         if loss < self.lowest:
             self.lowest = loss
             return 0.0
@@ -199,7 +199,7 @@ class GraftServer(Server):
     def _weigh(self, seen: Tensor) -> None:
         """Add how those who were seen have left their pools, and decide anew who is pooled."""
         counts = self.pooled & seen & seen[:, None]
-        moves = products([core.cpu() - pool.cpu() for core, pool in zip(self.cores, self.pools, strict=True)])
+        moves = products([core.cpu() for core in self.cores], [pool.cpu() for pool in self.pools])
         self.together = self.together + moves * counts
         self.lengths = self.lengths + moves.diagonal()[:, None] * counts
         # Of whom nothing is known yet is pooled with everybody, but links nobody.
@@ -221,11 +221,14 @@ def chained(links: Tensor) -> Tensor:
     return links
 
 
-def fit(context: ClientContext, model: Tensor) -> float:
-    """Return the mean loss on training samples: all or evenly spaced ones; under privacy all, with noise."""
+def fit(context: ClientContext, model: Tensor, limit: float = math.inf) -> float:
+    """Return the mean loss on training samples, all or evenly spaced ones; infinity if it is above a limit.
+
+    Under privacy it is that of all samples, with noise, and there is no limit.
+    """
     if context.private is not None:
         return context.loss(model, "train")
-    return mean_loss(context.network, model, fit_samples(context))
+    return mean_loss(context.network, model, fit_samples(context), limit)
 
 
 def fit_samples(context: ClientContext) -> "Samples":

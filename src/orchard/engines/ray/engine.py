@@ -5,7 +5,6 @@ a client remembers is here too after every round: it is what checkpoints hold, a
 from elsewhere.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -26,7 +25,7 @@ from orchard.engines.memory import return_freed_memory, share
 from orchard.engines.offload import Offloader
 from orchard.engines.ray.cluster import join
 from orchard.engines.ray.host import Answer
-from orchard.engines.ray.packing import Place, pack_state, place_vectors, size, unpack, unpack_state
+from orchard.engines.ray.packing import Place, pack_state, place_vectors, unpack, unpack_state
 from orchard.engines.ray.placement import Placed, Placement
 from orchard.errors import RunFailed
 from orchard.experiment import Experiment, RunOptions
@@ -52,7 +51,6 @@ class Sent:
     places: Mapping[int, Mapping[str, Place]]
     arrays: Mapping[int, Any]
     """Object references; small arrays themselves."""
-    sizes: Mapping[int, int]
     states: Mapping[int, dict[str, Any]]
     """What each client remembered before the round."""
 
@@ -68,9 +66,6 @@ class RayEngine:
         self.distribution = data.distribution()
         self._largest = max(data.clients, key=lambda client: len(client.train.y))
         self.placement = Placement(data, options)
-        self.bytes_down: Counter[str] = Counter()
-        self.bytes_up: Counter[str] = Counter()
-        """By node, what has travelled to it and from it through the object store, but for the data."""
         self.kept: dict[int, Kept] = {}
         self._diagnostics: dict[int, Diagnostics] = {}
         self._sent: Sent | None = None
@@ -162,9 +157,8 @@ class RayEngine:
         import ray
 
         places, packed = place_vectors(vectors)
-        sizes = {key: size(array) for key, array in packed.items()}
-        arrays = {key: array if sizes[key] < SMALL else ray.put(array) for key, array in packed.items()}
-        return Sent(number, places, arrays, sizes, {i: kept.state_and_buffers for i, kept in self.kept.items()})
+        arrays = {key: it if it.array.nbytes < SMALL else ray.put(it) for key, it in packed.items()}
+        return Sent(number, places, arrays, {i: kept.state_and_buffers for i, kept in self.kept.items()})
 
     def _answers(self, sent: Sent, clients: Iterable[int]) -> dict[int, Answer]:
         """Return the answers of clients; where a node is lost, repeat the round for its clients on others."""
@@ -175,14 +169,12 @@ class RayEngine:
             def ask(host: Placed, asked: Set[int] = asked) -> Any:
                 mine = {i: sent.places[i] for i in host.clients if i in asked}
                 keys = {place.key for places in mine.values() for place in places.values()}
-                self.bytes_down[host.slot.node] += sum(sent.sizes[key] for key in keys)
                 return host.actor.round.remote(sent.round, mine, {key: sent.arrays[key] for key in keys})
 
             found, lost = self.placement.call(ask, self.placement.having(asked))
-            for host, theirs in found.items():
+            for theirs in found.values():
                 answers |= theirs
                 missing -= theirs.keys()
-                self.bytes_up[host.slot.node] += sum(answer.bytes() for answer in theirs.values())
             if lost:  # those who had answered already are again as they were before, and answer again
                 missing |= self.placement.replace(lost, sent.states, f"round {sent.round}")
         self.placement.losses = 0

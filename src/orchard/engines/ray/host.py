@@ -28,7 +28,6 @@ from orchard.engines.ray.packing import (
     Place,
     pack,
     pack_state,
-    size,
     unpack_data,
     unpack_state,
     vectors_at,
@@ -47,10 +46,6 @@ class Answer:
     upload: Mapping[str, Packed]
     state: PackedState
     diagnostics: Diagnostics
-
-    def bytes(self) -> int:
-        """Return how large the arrays are."""
-        return size(self.upload) + size(self.state)
 
 
 def software() -> dict[str, str]:

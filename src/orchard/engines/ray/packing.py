@@ -133,14 +133,3 @@ def vectors_at(
         tensor = tensors[place.key]
         found[place] = tensor if place.row is None else tensor[place.row, : place.length]
     return {i: {name: found[place] for name, place in mine.items()} for i, mine in places.items()}
-
-
-def size(value: Any) -> int:
-    """Return the bytes of all arrays in some packed values."""
-    if isinstance(value, Packed):
-        return int(value.array.nbytes)
-    if isinstance(value, PackedState):
-        return size(value.tensors)
-    if isinstance(value, Mapping):
-        return sum(map(size, value.values()))
-    return sum(map(size, value)) if isinstance(value, list | tuple) else 0
