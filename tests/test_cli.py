@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from helpers import small_run
 from orchard.cli import app, display
+from orchard.cli.reference import commands_in
 from processes import orchard_command
 
 
@@ -81,6 +83,18 @@ def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
     assert again.stderr == ""
     assert json.loads(again.stdout) == json.loads(more.stdout)
     assert orchard_command("runs", "[/no]where", cwd=tmp_path).stdout == "no runs in [/no]where\n"
+
+
+def test_a_list_of_runs_says_what_tells_them_apart(tmp_path: Path) -> None:
+    options = ["--method", "ditto", "--rounds", "1", "--set", "epochs=1", "--set", "model=mlp", "--quiet"]
+    for settings in ([], ["method.lam=1"], ["method.lam=1", "partition.alpha=0.1", "seed=7"]):
+        orchard_command("run", *options, *(f"--set={one}" for one in settings), cwd=tmp_path)
+    listed = orchard_command("runs", cwd=tmp_path).stdout.splitlines()[1:]
+    assert [re.split("  +", line)[2] for line in listed] == [
+        "ditto",
+        "ditto:lam=1.0, partition.alpha=0.5, seed=42",
+        "ditto:lam=1.0, partition.alpha=0.1, seed=7",
+    ]
 
 
 def test_json_and_quiet(tmp_path: Path) -> None:
@@ -228,6 +242,17 @@ def test_help_is_a_word_too_and_flags_take_no_value() -> None:
     for flag in ("--quiet", "--json", "--open", "--tensorboard"):
         (line,) = [line for line in flags if flag in line]
         assert "<bool>" not in line
+
+
+def test_help_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich takes words in square brackets for markup, unless they are escaped."""
+    monkeypatch.setenv("COLUMNS", "250")
+    top = typer.Context(typer.main.get_command(app), info_name="orchard")
+    for context in {one for _, leaf in commands_in(top.command, top) for one in (leaf, leaf.parent or top)}:
+        shown = CliRunner().invoke(app, [*context.command_path.split()[1:], "-h"]).stdout
+        words = " ".join(re.sub("[│╭╮╰╯─]", " ", shown).split())
+        for text in filter(None, [context.command.help, *(getattr(one, "help", "") for one in context.command.params)]):
+            assert " ".join(text.replace("\\[", "[").split()) in words, context.command_path
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -44,7 +44,7 @@ Clients = Annotated[int | None, typer.Option(help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]
 Engine = Annotated[
-    Literal["local", "ray"] | None, typer.Option(help="Who trains: this process, or a Ray cluster (extra [ray]).")
+    Literal["local", "ray"] | None, typer.Option(help="Who trains: this process, or a Ray cluster (extra \\[ray]).")
 ]
 Address = Annotated[
     str | None, typer.Option(help="Of the Ray cluster; default: $RAY_ADDRESS, or one of this machine alone.")

@@ -16,9 +16,10 @@ from orchard.errors import NoUsableCheckpoint, ResumeWarning, RunFailed, Stopped
 from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.method import MethodSettings, Moment
 from orchard.runs.environment import RESULTS_VERSION, own_code
+from orchard.runs.figures import Figures, mean_over_clients
 from orchard.runs.folder import RunFolder, State, new_folder
 from orchard.runs.loop import Progress, Stop
-from orchard.runs.result import Figures, Result, mean_over_clients
+from orchard.runs.result import Result
 from orchard.runs.run import check_options, load_data, resume, run
 
 
