@@ -31,10 +31,11 @@ class Log:
 
     def __init__(self) -> None:
         self.runs, self.begun, self.kept = 0, list[tuple[str, int]](), list[tuple[str, int]]()
-        self.failed = list[tuple[str, int]]()
+        self.failed, self.stages = list[tuple[str, int]](), list[str]()
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
         self.runs = runs
+        self.stages.append(stage)
 
     def begin(self, label: str, seed: int) -> None:
         self.begun.append((label, seed))
