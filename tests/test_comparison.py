@@ -184,7 +184,7 @@ def test_a_contender_keeps_what_the_experiment_says_of_it() -> None:
     ("text", "message"),
     [
         ("appel", "method.name = 'appel': unknown method; did you mean 'apple'?"),
-        ("apple:mue=1", "method.mue: unknown key; did you mean 'mu'?"),
+        ("apple:mue=1", "method.mue: unknown key of apple; did you mean 'mu'?"),
         ("fedfomo:budget=99", "method.budget = 99: at most clients − 1 = 7 others to download"),
     ],
 )

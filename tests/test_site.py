@@ -65,7 +65,8 @@ def test_it_is_read_and_searched_from_a_folder_without_a_network(site: Path, bro
 def test_notebooks_show_what_came_out(site: Path, browser: Browser) -> None:
     notebooks = site / "notebooks"
     assert len(list(notebooks.glob("*.html"))) == len(list((ROOT / "docs" / "notebooks").glob("*.py")))
-    assert all("Traceback" not in page.read_text("utf-8") for page in notebooks.glob("*.html"))
+    assert "<th>balanced_accuracy</th>" in (notebooks / "hospital_tables.html").read_text("utf-8")
+    assert re.search(r"keep 0\.5: \d\d\.\d%", (notebooks / "own_method.html").read_text("utf-8"))
     with reading(browser, notebooks / "first_federation.html") as reader:
         assert "graft: round 8/8" in reader.text("article")
         assert reader.page.locator("polyline").count() == 8

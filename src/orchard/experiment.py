@@ -287,7 +287,7 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     """Apply one ``a.b=c``; c is read as TOML, or else taken as a plain string."""
     key, equals, text = assignment.partition("=")
     if not equals or not all(key.split(".")):
-        raise UserError(f"--set {assignment}: expected KEY=VALUE, e.g. --set method.mu=0.1")
+        raise UserError(f"--set {assignment}: expected KEY=VALUE, e.g. --set lr=0.02")
     try:
         value = parsed_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

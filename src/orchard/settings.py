@@ -75,8 +75,15 @@ class Settings(BaseModel, metaclass=_SaidPlainly):
         known = list(cls.model_fields)
         for key in values if isinstance(values, Mapping) else ():
             if key not in known:
-                raise ValueError(f"{key}: unknown key; {nearest(key, known)}")
+                raise ValueError(f"{key}: unknown key{cls._unlike(key, known)}")
         return values
+
+    @classmethod
+    def _unlike(cls, key: str, known: list[str]) -> str:
+        """Say whose key it is not, if the settings have a name, and what else may have been meant."""
+        name = cls.model_fields["name"].default if "name" in known else None
+        others = [other for other in known if other != "name"] if isinstance(name, str) else known
+        return f"{f' of {name}' if isinstance(name, str) else ''}; {nearest(key, others) if others else 'it has none'}"
 
 
 def named(value: object) -> object:

@@ -50,7 +50,7 @@ Address = Annotated[
     str | None, typer.Option(help="Of the Ray cluster; default: $RAY_ADDRESS, or one of this machine alone.")
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
+    list[str] | None, typer.Option("--set", help="Any setting, e.g. --set lr=0.02", metavar="KEY=VALUE")
 ]
 Trust = Annotated[
     bool, typer.Option("--trust", metavar="", help="Run the code of a model of one's own that the file names.")
