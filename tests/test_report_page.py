@@ -70,6 +70,7 @@ def test_the_slider_moves_the_matrix_and_the_graph(reader: Reader) -> None:
     first = reader.cells("#matrix")
     assert first != last
     assert len(set(first)) == 1  # every client begins with the same weight for all
+    assert reader.page.locator("#graph .help").count() == 4 * 3, "so none of the helpers is left out"
     assert reader.page.inner_html("#graph svg") != arrows
 
 
