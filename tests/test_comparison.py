@@ -174,7 +174,7 @@ def test_three_rows_from_one_fedavg_run(tmp_path: Path) -> None:
 
 
 def test_a_contender_keeps_what_the_experiment_says_of_it() -> None:
-    base = load_experiment(assignments=["method.mu=0.7"])
+    base = load_experiment(assignments=["method=apple", "method.mu=0.7"])
     assert parse_contender("apple", base) == Contender("apple", base.method)
     plain = parse_contender("apple:budget=2", base)
     assert plain == Contender("apple:budget=2", Apple(budget=2))

@@ -105,6 +105,13 @@ def checked(kind: type[S], values: object) -> S:
     return found
 
 
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of groups of settings under names like ``shift.kind``."""
+    groups = {key: value for key, value in values.items() if isinstance(value, dict)}
+    inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}
+    return {key: value for key, value in values.items() if key not in groups} | inner
+
+
 def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
     """Return one line for each problem: its field, the value given, and what is allowed."""
     lines = []

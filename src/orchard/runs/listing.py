@@ -1,11 +1,10 @@
 """List the runs in a folder, and say what tells them apart."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from orchard.experiment import Experiment
 from orchard.runs.figures import mean_over_clients
 from orchard.runs.folder import RunFolder, State
 from orchard.runs.grid import method_label
+from orchard.settings import flat
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,12 @@ def run_summaries(root: Path) -> tuple[list[RunSummary], list[str]]:
 
 def differing(one: Experiment, others: Iterable[Experiment], but: str) -> list[str]:
     """Return the settings, but for the method's and another, by which an experiment differs, e.g. ``lr=0.1``."""
-    mine, theirs = _flat(one.identity()), [_flat(other.identity()) for other in others]
+    mine, theirs = flat(one.identity()), [flat(other.identity()) for other in others]
     return [
         f"{key}={value}"
         for key, value in mine.items()
         if key != but and not key.startswith("method.") and any(their.get(key) != value for their in theirs)
     ]
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of tables by their dotted names."""
-    flat = dict[str, Any]()
-    for key, value in values.items():
-        inner = _flat(value) if isinstance(value, Mapping) else {"": value}
-        flat |= {f"{key}.{name}" if name else key: one for name, one in inner.items()}
-    return flat
 
 
 def _told_apart(runs: Sequence[tuple[RunSummary, Experiment]]) -> Iterator[RunSummary]:
