@@ -49,17 +49,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     for source in sorted((ROOT / "docs" / "notebooks").glob("*.py")):
-        for name, content in _notebook(source, run=config.extra["run_notebooks"]).items():
+        for name, content in _notebook(source).items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
 
 
-def _notebook(source: Path, *, run: bool) -> dict[str, str | bytes]:
-    """Return a notebook's page and pictures by name; an error in a cell ends the build."""
+def _notebook(source: Path) -> dict[str, str | bytes]:
+    """Run a notebook; return its page and pictures by name. An error in a cell ends the build."""
     notebook = jupytext.read(source, fmt="py:percent")
-    if run:
-        kernel = Config({"KernelManager": {"transport": "ipc"}})  # what cells say is for nobody else on this machine
-        ExecutePreprocessor(kernel_name="python3", config=kernel).preprocess(notebook)
+    kernel = Config({"KernelManager": {"transport": "ipc"}})  # what cells say is for nobody else on this machine
+    ExecutePreprocessor(kernel_name="python3", config=kernel).preprocess(notebook)
     names = {"unique_key": source.stem, "output_files_dir": f"{source.stem}_files"}
     text, made = MarkdownExporter().from_notebook_node(notebook, names)
     text = text.replace('<table border="1" class="dataframe">', "<table>")  # the theme leaves tables with a class alone

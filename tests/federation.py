@@ -171,7 +171,8 @@ class Federation:
             "round_seconds": 60,
             **changes.pop("deploy", {}),
         }
-        values: Mapping[str, object] = {"dataset": "digits", "model": "mlp", "rounds": 6, "epochs": 2, **changes}
+        small = {"dataset": "digits", "method": "apple", "model": "mlp", "rounds": 6, "epochs": 2}
+        values: Mapping[str, object] = {**small, **changes}
         file = self.home / "experiment.toml"
         file.write_text(tomli_w.dumps({**values, "deploy": agreement}))
         return self.command("run", str(file), "--kit", str(self.kits / COORDINATOR), "--out", str(self.home / out))

@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {
     "dataset": "arrays",
     "clients": 4,
     "model": "mlp",
+    "method": "apple",
     "rounds": 3,
     "epochs": 2,
     "batch_size": 8,

@@ -68,7 +68,7 @@ class Quiet:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
         self.lines.append(f"{runs} runs")
 
     def begin(self, label: str, seed: int) -> Progress:

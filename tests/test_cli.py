@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from helpers import small_run
 from orchard.cli import app, display
+from orchard.cli.reference import commands_in
 from processes import orchard_command
 
 
@@ -52,7 +54,7 @@ def test_a_run_shows_progress_and_a_table_and_keeps_a_folder(tmp_path: Path) -> 
     assert "\x1b" not in run.stdout + run.stderr
     for word in ("client 7", "holds", "samples", "accuracy", "self-", "relationship", "most by", "BMCTA"):
         assert word in run.stdout
-    assert (tmp_path / "runs/digits-dirichlet-apple-seed42/summary.json").exists()
+    assert (tmp_path / "runs/digits-dirichlet-graft-seed42/summary.json").exists()
 
 
 def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
@@ -63,24 +65,36 @@ def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
     listed = orchard_command("runs", cwd=tmp_path).stdout.splitlines()
     assert listed[0].split() == ["run", "state", "method", "data", "rounds", "best", "age"]
     assert re.fullmatch(
-        r"digits-dirichlet-apple-seed42 +finished +apple +digits, dirichlet +2/2 +\d+\.\d\d % +\d+ s\s*", listed[1]
+        r"digits-dirichlet-graft-seed42 +finished +graft +digits, dirichlet +2/2 +\d+\.\d\d % +\d+ s\s*", listed[1]
     )
     assert re.fullmatch(
         r"digits-dirichlet-fedavg-seed42 +failed +fedavg +digits, dirichlet +1/1 +- +\d+ s\s*", listed[2]
     )
     assert len(listed) == 3
-    shutil.copytree(tmp_path / "runs/digits-dirichlet-apple-seed42", tmp_path / "runs/[odd] one")
+    shutil.copytree(tmp_path / "runs/digits-dirichlet-graft-seed42", tmp_path / "runs/[odd] one")
     (tmp_path / "runs/[odd] one/metrics.jsonl").write_text("{}\n")
     odd = orchard_command("runs", cwd=tmp_path)
     assert len(odd.stdout.splitlines()) == 3
     assert odd.stderr == "runs/[odd] one/metrics.jsonl: line 1 is damaged\n"
-    more = orchard_command("resume", "runs/digits-dirichlet-apple-seed42", "--rounds", "3", "--json", cwd=tmp_path)
-    assert [line.split("  ")[0] for line in more.stderr.splitlines()] == ["round 3/3"]
+    more = orchard_command("resume", "runs/digits-dirichlet-graft-seed42", "--rounds", "3", "--json", cwd=tmp_path)
+    assert [line.split("  ")[0] for line in more.stderr.splitlines()] == ["round 2/3", "round 3/3"]  # from where it was
     assert json.loads(more.stdout)["rounds"] == 3
-    again = orchard_command("resume", "runs/digits-dirichlet-apple-seed42", "--json", cwd=tmp_path)
+    again = orchard_command("resume", "runs/digits-dirichlet-graft-seed42", "--json", cwd=tmp_path)
     assert again.stderr == ""
     assert json.loads(again.stdout) == json.loads(more.stdout)
     assert orchard_command("runs", "[/no]where", cwd=tmp_path).stdout == "no runs in [/no]where\n"
+
+
+def test_a_list_of_runs_says_what_tells_them_apart(tmp_path: Path) -> None:
+    options = ["--method", "ditto", "--rounds", "1", "--set", "epochs=1", "--set", "model=mlp", "--quiet"]
+    for settings in ([], ["method.lam=1"], ["method.lam=1", "partition.alpha=0.1", "seed=7"]):
+        orchard_command("run", *options, *(f"--set={one}" for one in settings), cwd=tmp_path)
+    listed = orchard_command("runs", cwd=tmp_path).stdout.splitlines()[1:]
+    assert [re.split("  +", line)[2] for line in listed] == [
+        "ditto",
+        "ditto:lam=1.0, seed=42, partition.alpha=0.5",
+        "ditto:lam=1.0, seed=7, partition.alpha=0.1",
+    ]
 
 
 def test_json_and_quiet(tmp_path: Path) -> None:
@@ -103,8 +117,14 @@ def test_json_and_quiet(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--clients", "0"], "clients = 0: input should be greater than or equal to 1"),
-        (["--set", "method.budget=8"], "method.budget = 8: at most clients − 1 = 7 others to download"),
-        (["--set", "method.mu=1e6"], "method.mu = 1e+06: relationship_lr × mu = 1000, but SGD diverges"),
+        (
+            ["--method", "apple", "--set", "method.budget=8"],
+            "method.budget = 8: at most clients − 1 = 7 others to download",
+        ),
+        (
+            ["--method", "apple", "--set", "method.mu=1e6"],
+            "method.mu = 1e+06: relationship_lr × mu = 1000, but SGD diverges",
+        ),
         (["--set", "speed=9"], "speed: unknown key; did you mean 'seed'?"),
         (["--method", "aple"], "unknown method; did you mean 'apple'?"),
         (["--dataset", "mnits"], "dataset = 'mnits': no such path, nor a known dataset; did you mean 'mnist'?"),
@@ -207,11 +227,10 @@ def test_a_file_is_replaced_only_if_one_says_so(tmp_path: Path) -> None:
 
 
 def test_a_data_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
-    run = orchard_command("run", "--dataset", "mnist", "--data-dir", "nowhere", cwd=tmp_path)
-    assert (run.returncode, run.stderr) == (
-        2,
-        "orchard: data_dir = 'nowhere': is no folder; make it first, or leave it out to use the cache\n",
-    )
+    sentence = "orchard: data_dir = 'nowhere': is no folder; make it first, or leave it out to use the cache\n"
+    for dataset in ("mnist", "digits"):  # the second needs none
+        run = orchard_command("run", "--dataset", dataset, "--data-dir", "nowhere", cwd=tmp_path)
+        assert (run.returncode, run.stderr) == (2, sentence)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -228,6 +247,17 @@ def test_help_is_a_word_too_and_flags_take_no_value() -> None:
     for flag in ("--quiet", "--json", "--open", "--tensorboard"):
         (line,) = [line for line in flags if flag in line]
         assert "<bool>" not in line
+
+
+def test_help_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich takes words in square brackets for markup, unless they are escaped."""
+    monkeypatch.setenv("COLUMNS", "250")
+    top = typer.Context(typer.main.get_command(app), info_name="orchard")
+    for context in {one for _, leaf in commands_in(top.command, top) for one in (leaf, leaf.parent or top)}:
+        shown = CliRunner().invoke(app, [*context.command_path.split()[1:], "-h"]).stdout
+        words = " ".join(re.sub("[│╭╮╰╯─]", " ", shown).split())
+        for text in filter(None, [context.command.help, *(getattr(one, "help", "") for one in context.command.params)]):
+            assert " ".join(text.replace("\\[", "[").split()) in words, context.command_path
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

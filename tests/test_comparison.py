@@ -31,10 +31,11 @@ class Log:
 
     def __init__(self) -> None:
         self.runs, self.begun, self.kept = 0, list[tuple[str, int]](), list[tuple[str, int]]()
-        self.failed = list[tuple[str, int]]()
+        self.failed, self.stages = list[tuple[str, int]](), list[str]()
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
         self.runs = runs
+        self.stages.append(stage)
 
     def begin(self, label: str, seed: int) -> None:
         self.begun.append((label, seed))
@@ -173,7 +174,7 @@ def test_three_rows_from_one_fedavg_run(tmp_path: Path) -> None:
 
 
 def test_a_contender_keeps_what_the_experiment_says_of_it() -> None:
-    base = load_experiment(assignments=["method.mu=0.7"])
+    base = load_experiment(assignments=["method=apple", "method.mu=0.7"])
     assert parse_contender("apple", base) == Contender("apple", base.method)
     plain = parse_contender("apple:budget=2", base)
     assert plain == Contender("apple:budget=2", Apple(budget=2))
@@ -183,7 +184,7 @@ def test_a_contender_keeps_what_the_experiment_says_of_it() -> None:
     ("text", "message"),
     [
         ("appel", "method.name = 'appel': unknown method; did you mean 'apple'?"),
-        ("apple:mue=1", "method.mue: unknown key; did you mean 'mu'?"),
+        ("apple:mue=1", "method.mue: unknown key of apple; did you mean 'mu'?"),
         ("fedfomo:budget=99", "method.budget = 99: at most clients − 1 = 7 others to download"),
     ],
 )

@@ -1,6 +1,7 @@
 """An experiment is refused before anything runs, or it is exactly what was asked for."""
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from orchard.data.samples import Samples
 from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions, definition_of, load_experiment, to_toml
 from orchard.methods.apple import Apple
+from orchard.methods.graft import Graft
 
 
-def test_defaults_are_the_papers() -> None:
+def test_defaults_are_the_papers_but_for_the_method() -> None:
     paper = Experiment(dataset="mnist")
     assert (paper.clients, paper.rounds, paper.epochs, paper.batch_size, paper.lr) == (12, 160, 5, 256, 0.01)
     assert paper.partition.name == "practical"
-    assert paper.method == Apple(relationship_lr=1e-3, mu=0.01, scheduler="cos", scheduler_fraction=0.3)
+    assert paper.method == Graft()
+    assert Apple() == Apple(relationship_lr=1e-3, mu=0.01, scheduler="cos", scheduler_fraction=0.3)
 
 
 def test_digits_have_defaults_of_their_own() -> None:
@@ -51,8 +54,8 @@ def test_toml_round_trip_is_exact(**values: object) -> None:
     ("setting", "message"),
     [
         ("roundz=3", "roundz: unknown key; did you mean 'rounds'?"),
-        ("method.mue=3", "method.mue: unknown key; did you mean 'mu'?"),
-        ("partition.alfa=3", "partition.alfa: unknown key; did you mean 'alpha'?"),
+        ("method.mue=3", "method.mue: unknown key of apple; did you mean 'mu'?"),
+        ("partition.alfa=3", "partition.alfa: unknown key of dirichlet; did you mean 'alpha'?"),
         ("rounds=many", "rounds = 'many': input should be a valid integer"),
         ("rounds=2.5", "rounds = 2.5: input should be a valid integer"),
         ("rounds=true", "rounds = True: input should be a valid integer"),
@@ -76,7 +79,7 @@ def test_toml_round_trip_is_exact(**values: object) -> None:
 )
 def test_what_is_wrong_is_named(setting: str, message: str) -> None:
     with pytest.raises(UserError) as refusal:
-        load_experiment(overrides={"rounds": 10}, assignments=[setting])
+        load_experiment(overrides={"rounds": 10, "method": "apple"}, assignments=[setting])
     assert message in str(refusal.value)
 
 
@@ -86,9 +89,22 @@ def test_several_problems_are_all_named() -> None:
     assert [line.split(" = ")[0] for line in str(refusal.value).splitlines()] == ["clients", "rounds"]
 
 
-def test_in_python_a_bad_value_is_a_validation_error() -> None:
-    with pytest.raises(UserError, match="clients"):
-        Experiment(clients=0)
+def test_in_python_too_what_is_wrong_is_said_by_a_sentence() -> None:
+    sentence = "clients = 0: input should be greater than or equal to 1"
+    ways: list[Callable[[], object]] = [
+        lambda: Experiment(clients=0),
+        lambda: Experiment().changed(clients=0),
+        lambda: Experiment.model_validate({"clients": 0}),
+        lambda: Experiment.model_validate_json('{"clients": 0}'),
+    ]
+    for make in ways:
+        with pytest.raises(UserError) as refusal:
+            make()
+        assert str(refusal.value) == sentence
+    with pytest.raises(UserError, match=r"^method\.mu = -1: input should be greater than or equal to 0$"):
+        Experiment.model_validate({"method": {"name": "apple", "mu": -1}})
+    with pytest.raises(UserError, match=r"^input should be a valid dictionary or instance of Experiment$"):
+        Experiment.model_validate(5)
 
 
 @pytest.mark.parametrize("option", RunOptions.model_fields)

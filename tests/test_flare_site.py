@@ -22,7 +22,7 @@ from orchard.tasks.multilabel import Multilabel
 from processes import orchard_command
 from sites import SITES, Consortium, kit_of_north, small_plan, write_npz
 
-EXPERIMENT = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "lr": 0.05}
+EXPERIMENT = {"method": "apple", "model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "lr": 0.05}
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_the_models_handed_out_are_those_that_were_evaluated(name: str) -> None:
         (method("fedprox-ft", tuning_epochs=-1), "method.tuning_epochs = -1: input should be greater"),
         (method("fedfomo", budget=4), "method.budget = 4: at most clients − 1 = 3 others to download"),
         (method("fedavgg"), "method.name = 'fedavgg': unknown method; did you mean 'fedavg'?"),
-        (method("separate", mu=1.0), "method.mu: unknown key; known: name"),
+        (method("separate", mu=1.0), "method.mu: unknown key of separate; it has none"),
     ],
 )
 def test_bad_parameters_are_refused_in_one_line(parameters: dict[str, object], message: str) -> None:

@@ -224,7 +224,7 @@ def test_owners_tell_the_number_of_clients(tmp_path: Path) -> None:
     assert load_experiment(assignments=settings).clients == 6  # five in training data, one more in test data
     assert load_experiment(assignments=[*settings, "clients=4"]).clients == 4
     with pytest.raises(UserError, match="at most clients − 1 = 5 others"):
-        load_experiment(assignments=[*settings, "method.budget=6"])
+        load_experiment(assignments=[*settings, "method=apple", "method.budget=6"])
     np.savez(tmp_path / "single.npz", x=np.zeros((90, 2)), y=np.arange(90) % 2, ward=np.array(["a", "b", "c"] * 30))
     single = load_experiment(assignments=[f"dataset={tmp_path / 'single.npz'}", settings[1]])
     assert [client.name for client in federated_data(single).clients] == ["a", "b", "c"]
@@ -260,8 +260,8 @@ def test_a_column_needs_its_name_and_an_npz() -> None:
 def test_a_run_on_ones_own_data_is_kept_in_the_runs_folder(tmp_path: Path) -> None:
     experiment = Experiment(dataset=write_npz(tmp_path / "my [data].npz"))
     with new_folder(tmp_path / "runs", experiment) as first, new_folder(tmp_path / "runs", experiment) as second:
-        assert first == tmp_path / "runs/my-data-.npz-practical-apple-seed42"
-        assert second == tmp_path / "runs/my-data-.npz-practical-apple-seed42-2"
+        assert first == tmp_path / "runs/my-data-.npz-practical-graft-seed42"
+        assert second == tmp_path / "runs/my-data-.npz-practical-graft-seed42-2"
         (first / "metrics.jsonl").touch()
     assert first.exists()
     assert not second.exists()  # nothing was begun there

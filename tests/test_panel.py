@@ -45,6 +45,7 @@ def _small_federations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_small(root: Path, methods: list[str] = METHODS, watcher: Log | None = None) -> Panel:
+    (root / "no data").mkdir(parents=True, exist_ok=True)
     return run_panel(methods, [1, 2], list(SMALL), RunOptions(data_dir=root / "no data"), root, watcher or Log())
 
 

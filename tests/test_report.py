@@ -29,7 +29,7 @@ def test_content_is_what_the_results_say(compared: list[Path]) -> None:
     figures = result.figures()
     chosen = (figures.best.score, figures.last.score, figures.validation_selected.score, min(figures.clients))
     assert tuple(one and one.mean for one in (run.best, run.last, run.validation, run.worst)) == chosen
-    assert run.helpers == [client.strongest_helper for client in result.clients]
+    assert run.helpers == [client.strongest_helpers for client in result.clients]
     assert run.relationships is not None
     assert run.relationships.rounds == [0, 1, 2, 3, 4, 5]
     assert np.array(run.relationships.matrices) == pytest.approx(result.relationships, abs=1e-4)

@@ -28,7 +28,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     "assignments",
     [
         [],
-        ["dataset=mnist", "partition.name=practical", "rounds=160", "method.mu=0.25", "method.budget=3"],
+        [
+            "dataset=mnist",
+            "partition.name=practical",
+            "rounds=160",
+            "method=apple",
+            "method.mu=0.25",
+            "method.budget=3",
+        ],
         ["dataset=my file's.npz", "partition.name=column", "partition.key=the hospital", "clients=3", "lr=0.5"],
         ["method.name=fedprox-ft", "partition.alpha=0.1", "partition.seed=7", "batch_size=8", "data_dir=/a b"],
         ["workers=2", "checkpoint_every=3", "out=somewhere"],
@@ -48,7 +55,7 @@ def test_the_command_repeats_the_experiment(assignments: list[str]) -> None:
 
 
 def test_only_what_is_not_a_default_is_in_the_command() -> None:
-    assert command_of(load_experiment(assignments=["method.mu=0.25"])) == (
+    assert command_of(load_experiment(assignments=["method=apple", "method.mu=0.25"])) == (
         "orchard run --dataset digits --partition dirichlet --clients 8 --method apple --rounds 25 --seed 42 "
         "--set method.mu=0.25"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser
 
 from browser import Reader, browser, needs_chromium, reading
@@ -69,6 +70,7 @@ def test_the_slider_moves_the_matrix_and_the_graph(reader: Reader) -> None:
     first = reader.cells("#matrix")
     assert first != last
     assert len(set(first)) == 1  # every client begins with the same weight for all
+    assert reader.page.locator("#graph .help").count() == 4 * 3, "so none of the helpers is left out"
     assert reader.page.inner_html("#graph svg") != arrows
 
 
@@ -365,11 +367,11 @@ def test_a_term_is_explained_when_it_is_tapped_or_reached_by_keyboard(reader: Re
     assert "paired t-test" in reader.text(".explained >> nth=0")
 
 
-def saved(reader: Reader, chart: str, kind: str) -> str:
+def saved(reader: Reader, chart: str, kind: str) -> bytes:
     with reader.page.expect_download() as download:
         reader.page.click(f"[data-saves={chart}] >> text={kind}")
     assert download.value.suggested_filename == f"{chart}.{kind.lower()}"
-    return Path(download.value.path()).read_text("utf-8")
+    return Path(download.value.path()).read_bytes()
 
 
 def test_every_figure_can_be_saved_with_its_data(reader: Reader, report: Path) -> None:
@@ -386,15 +388,27 @@ def test_every_figure_can_be_saved_with_its_data(reader: Reader, report: Path) -
     for chart in ("score", "loss", "clients", "traffic"):  # the page names the methods elsewhere
         picture = reader.page.evaluate(f"svgOf(byId('{chart}'))")
         assert all(f">{method}<" in picture for method in METHODS if chart != "traffic" or method != "separate")
-    assert saved(reader, "score", "SVG") == reader.page.evaluate("svgOf(byId('score'))")
-    rounds = list(csv.DictReader(io.StringIO(saved(reader, "score", "CSV"))))
+    assert saved(reader, "score", "SVG").decode() == reader.page.evaluate("svgOf(byId('score'))")
+    rounds = list(csv.DictReader(io.StringIO(saved(reader, "score", "CSV").decode())))
     assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5"]
     results = [RunFolder(report.parent / method).result() for method in METHODS]
     for method, result in zip(METHODS, results, strict=True):
         means = result.scores().mean(axis=1)
         assert [float(row[method]) for row in rounds] == pytest.approx(means.tolist(), abs=1e-5)
-    held = list(csv.reader(io.StringIO(saved(reader, "held", "CSV"))))
+    held = list(csv.reader(io.StringIO(saved(reader, "held", "CSV").decode())))
     assert held[1] == ["north", *(str(n) for n in results[0].distribution.totals()[0])]
+
+
+def test_every_figure_can_be_saved_as_a_picture_three_times_as_sharp(reader: Reader) -> None:
+    for chart in reader.page.eval_on_selector_all("figure div[id]", "all => all.map(e => e.id)"):
+        picture = Image.open(io.BytesIO(saved(reader, chart, "PNG")))
+        shown = reader.page.locator(f"#{chart} svg").bounding_box()
+        assert shown
+        assert picture.width == pytest.approx(3 * shown["width"], abs=3), chart
+        assert picture.height >= 3 * shown["height"] - 3, chart  # names of series are below
+        colours = picture.convert("RGB").getcolors(1 << 24)
+        assert colours
+        assert len(colours) > 20, f"{chart}: is hardly more than a blank"
 
 
 def test_light_and_dark(browser: Browser, report: Path) -> None:

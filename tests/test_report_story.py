@@ -99,7 +99,7 @@ def test_groups_that_learn_among_themselves_are_named(
 def test_the_story_of_a_run_beside_training_alone(compared: list[Path]) -> None:
     content = shown(*compared)
     run = replace(content.methods[0], clients=[0.9] * 4, gains=[3 / 33, -1 / 36, 0.0, 0.01], alone=0.875)
-    run = replace(run, helpers=["east", None, None, None], best=Spread(0.9, None))
+    run = replace(run, helpers=[["east"], [], [], []], best=Spread(0.9, None))
     assert " ".join(story(content, run)) == (
         "4 silos with 510 training samples between them (and 90 for validation, 150 test cases) trained together by "
         "apple for 5 rounds. "
@@ -115,9 +115,11 @@ def test_the_story_of_a_run_beside_training_alone(compared: list[Path]) -> None:
 
 def test_the_story_of_a_run_by_itself(compared: list[Path]) -> None:
     content = shown(compared[0])
-    run = replace(content.methods[0], clients=[0.5, 0.9, 0.7, 0.8], helpers=["west", None, None, None])
+    run = replace(content.methods[0], clients=[0.5, 0.9, 0.7, 0.8], helpers=[["west"], [], [], []])
     assert story(content, run)[-1] == "From 50.0 % (north, helped most by west) to 90.0 % (south)."
     assert overview(content) == []
+    alike = replace(run, helpers=[["west", "east"], [], [], []])
+    assert story(content, alike)[-1] == "From 50.0 % (north, helped alike by 2 others) to 90.0 % (south)."
 
 
 def test_a_run_that_has_only_begun_can_be_watched_but_not_reported(tmp_path: Path) -> None:

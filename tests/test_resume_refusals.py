@@ -329,3 +329,11 @@ def test_a_method_that_keeps_what_cannot_be_saved_is_told_so(tmp_path: Path, mon
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(orchard.UserError, match="is not the folder of a run"):
         resume(tmp_path)
+
+
+def test_a_method_that_is_not_here_is_named_with_the_run_that_needs_it(tmp_path: Path) -> None:
+    small_run(rounds=1, out=tmp_path / "runs" / "a")
+    file = tmp_path / "runs" / "a" / "experiment.toml"
+    file.write_text(file.read_text("utf-8").replace('name = "apple"', 'name = "elsewhere"'), "utf-8")
+    (said,) = run_summaries(tmp_path / "runs")[1]
+    assert said.startswith(f"{tmp_path / 'runs' / 'a'}: method.name = 'elsewhere': unknown method; known: ")

@@ -19,7 +19,7 @@ from orchard.methods.fedavg import weighted_mean
 from orchard.methods.registry import BUILT_IN, method_settings
 from orchard.methods.robust import geometric_median, nearest_mixing, robust_mean, squared_distances
 from orchard.methods.screening import spoilers
-from orchard.runs.result import mean_over_clients
+from orchard.runs.figures import mean_over_clients
 
 EQUAL = [10] * 100
 

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,6 +13,7 @@ import pytest
 
 import orchard
 from helpers import method, small_arrays, small_run
+from orchard.runs.figures import strongest_helpers
 from orchard.runs.result import Result
 
 mpl.use("agg")
@@ -58,6 +60,14 @@ def test_a_notebook_shows_clients_lines_and_relationships(result: Result) -> Non
     assert page.count("background:rgba") == 16
     assert f'title="client 1 from client 3: {result.relationships[-1, 1, 3]:.2f}"' in page  # type: ignore[index]
     assert len(page) < 10_000
+
+
+def test_who_helps_most_is_named_only_if_it_is_one(result: Result) -> None:
+    matrix = np.array([[0.6, 0.2, 0.199, 0.001], [0.1, 0.5, 0.4, 0.0], [0.0, 0.0, 1.0, 0.0], [-0.2, -0.1, 0.0, 1.3]])
+    helpers = strongest_helpers(matrix, ["a", "b", "c", "d"])
+    assert helpers == [["b", "c"], ["c"], [], []]
+    clients = [replace(client, strongest_helpers=names) for client, names in zip(result.clients, helpers, strict=True)]
+    assert [client.helped_by for client in clients] == ["2 alike", "c", "nobody", "nobody"]
 
 
 def test_names_of_sites_cannot_change_the_page() -> None:

@@ -1,12 +1,12 @@
 """The documentation as a site: every link leads somewhere, and it can be read from a folder without a network."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import Browser, expect
 
 import orchard
@@ -19,18 +19,16 @@ __all__ = ["browser"]
 ROOT = Path(__file__).parent.parent
 
 
-def build(site: Path, *, run_notebooks: bool) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
-    environment = {**os.environ, "RUN_NOTEBOOKS": str(run_notebooks).lower()}
-    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert built.returncode == 0, built.stderr
-
-
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the site without what its notebooks print and draw."""
-    folder = tmp_path_factory.mktemp("site")
-    build(folder, run_notebooks=False)
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Build the site as `make docs` does, notebooks run and all; once, however many processes test."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+            assert built.returncode == 0, built.stderr
     return folder
 
 
@@ -63,12 +61,12 @@ def test_it_is_read_and_searched_from_a_folder_without_a_network(site: Path, bro
         assert not reader.troubles
 
 
-@pytest.mark.slow
 @needs_chromium
-def test_notebooks_show_what_came_out(tmp_path: Path, browser: Browser) -> None:
-    build(tmp_path, run_notebooks=True)
-    notebooks = tmp_path / "notebooks"
+def test_notebooks_show_what_came_out(site: Path, browser: Browser) -> None:
+    notebooks = site / "notebooks"
     assert len(list(notebooks.glob("*.html"))) == len(list((ROOT / "docs" / "notebooks").glob("*.py")))
+    assert "<th>balanced_accuracy</th>" in (notebooks / "hospital_tables.html").read_text("utf-8")
+    assert re.search(r"keep 0\.5: \d\d\.\d%", (notebooks / "own_method.html").read_text("utf-8"))
     with reading(browser, notebooks / "first_federation.html") as reader:
         assert "graft: round 8/8" in reader.text("article")
         assert reader.page.locator("polyline").count() == 8

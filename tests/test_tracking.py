@@ -40,7 +40,8 @@ def test_tensorboard_reads_the_runs_figures_back(tmp_path: Path) -> None:
 
 def tracked(tmp_path: Path, *arguments: str) -> tuple[MlflowClient, Run]:
     """Run with MLflow in a folder; return its reader and what it has of the run."""
-    quick = ["run", "--rounds", "2", "--set", "epochs=1", "--set", "model=mlp", "--set", "method.mu=0.5"]
+    settings = ("epochs=1", "model=mlp", "method=apple", "method.mu=0.5")
+    quick = ["run", "--rounds", "2", *(word for setting in settings for word in ("--set", setting))]
     store = tmp_path / "ml runs"
     CliRunner().invoke(app, [*quick, "--out", str(tmp_path / "a"), "--mlflow", str(store), *arguments])
     client = MlflowClient(tracking_uri=store.as_uri())

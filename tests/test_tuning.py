@@ -62,6 +62,7 @@ def test_a_third_of_the_candidates_goes_on_for_three_times_as_many_rounds(tmp_pa
     assert last[chosen] == max(last.values()) == ditto.validation
     assert ditto.contender.label == f"ditto lr={chosen[0]} lam={chosen[1]}"
     assert (ditto.candidates, fedavg.candidates) == (9, 3)
+    assert log.stages == ["tuning, stage 1 of 2", "tuning, stage 2 of 2"]
 
     again = Log()
     assert tune(grid, [parse_contender("ditto", BASE)], again)[0] == ditto
@@ -115,6 +116,7 @@ def test_the_command_chooses_and_a_comparison_uses_it_and_says_so(tmp_path: Path
     assert lines[0] == ["chosen", "validation", "accuracy", "candidates"]
     assert lines[1][:2] == ["separate", "lr=0.003"]
     assert lines[2][:2] == ["ditto:lam=0.5", "lr=0.003"]
+    assert tuned.stderr.startswith("tuning, stage 1 of 1: 6 runs of 3 rounds\n1/6  separate lr=0.001")
     assert "separate lr=0.003: lr is the largest tried; look further with --set lr=0.003" in tuned.stderr
     compared = orchard_command("compare", *options, "--tuned", "--format", "csv", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr

@@ -3,7 +3,8 @@
 Resuming a run, reusing a finished one and planning one for sites compare experiments and ignore options.
 
 Defaults are the paper's (12 clients, 160 rounds of 5 epochs, batch 256, learning rate 0.01), except where a
-dataset is too small for them: see `orchard.data.catalogue.DEFAULTS`.
+dataset is too small for them: see `orchard.data.catalogue.DEFAULTS`. The method is not the paper's: who has no other
+reason starts with the one that is regretted least (docs/choosing.md).
 """
 
 import tomllib
@@ -34,7 +35,9 @@ from orchard.data.tables.settings import TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
 from orchard.privacy.settings import Privacy
-from orchard.settings import LaxPath, Settings, named, parsed_toml, read_toml, validated
+from orchard.settings import LaxPath, Settings, checked, named, parsed_toml, read_toml, validated
+
+DEFAULT_METHOD = "graft"
 
 
 def _method(value: object) -> object:
@@ -43,7 +46,7 @@ def _method(value: object) -> object:
         return value
     from orchard.methods.registry import method_settings  # late: methods import this module
 
-    return method_settings(str(value.get("name", "apple"))).model_validate(dict(value))
+    return checked(method_settings(str(value.get("name", DEFAULT_METHOD))), dict(value))
 
 
 Method = Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_method)]
@@ -76,7 +79,7 @@ class Experiment(Settings):
         default=None, description="a difference between groups of clients: its kind, or a table of its settings"
     )
     method: Method = Field(
-        default_factory=lambda: _method("apple"),
+        default_factory=lambda: _method(DEFAULT_METHOD),
         validate_default=True,
         description="the name of a method, or a table of its parameters",
     )
@@ -284,7 +287,7 @@ def _assign(values: dict[str, Any], assignment: str) -> None:
     """Apply one ``a.b=c``; c is read as TOML, or else taken as a plain string."""
     key, equals, text = assignment.partition("=")
     if not equals or not all(key.split(".")):
-        raise UserError(f"--set {assignment}: expected KEY=VALUE, e.g. --set method.mu=0.1")
+        raise UserError(f"--set {assignment}: expected KEY=VALUE, e.g. --set lr=0.02")
     try:
         value = parsed_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,7 +1,7 @@
 """Settings that people write: checked when they are read, with error messages that say what to do."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, dataclass_transform
 
@@ -16,6 +16,15 @@ DEEPEST = 12
 TOO_DEEP = "it is nested too deeply"
 LaxPath = Annotated[Path, Field(strict=False)]
 S = TypeVar("S", bound="Settings")
+T = TypeVar("T")
+
+
+def _plainly(make: Callable[..., T], *args: Any, **values: Any) -> T:
+    """Make settings; raise UserError where pydantic raises an error of its own."""
+    try:
+        return make(*args, **values)
+    except ValidationError as error:
+        raise UserError(explain(error)) from None
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
@@ -25,10 +34,7 @@ class _SaidPlainly(ModelMetaclass):
     if not TYPE_CHECKING:  # which would take this for the signature of every constructor
 
         def __call__(self, *args: Any, **values: Any) -> Any:
-            try:
-                return super().__call__(*args, **values)
-            except ValidationError as error:
-                raise UserError(explain(error)) from None
+            return _plainly(super().__call__, *args, **values)
 
 
 class Settings(BaseModel, metaclass=_SaidPlainly):
@@ -38,6 +44,16 @@ class Settings(BaseModel, metaclass=_SaidPlainly):
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **how: Any) -> Self:
+        """Return checked settings, as the constructor does."""
+        return _plainly(super().model_validate, obj, **how)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **how: Any) -> Self:
+        """Return checked settings from JSON."""
+        return _plainly(super().model_validate_json, json_data, **how)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise: settings that are checked must not change."""
@@ -59,8 +75,15 @@ class Settings(BaseModel, metaclass=_SaidPlainly):
         known = list(cls.model_fields)
         for key in values if isinstance(values, Mapping) else ():
             if key not in known:
-                raise ValueError(f"{key}: unknown key; {nearest(key, known)}")
+                raise ValueError(f"{key}: unknown key{cls._unlike(key, known)}")
         return values
+
+    @classmethod
+    def _unlike(cls, key: str, known: list[str]) -> str:
+        """Say whose key it is not, if the settings have a name, and what else may have been meant."""
+        name = cls.model_fields["name"].default if "name" in known else None
+        others = [other for other in known if other != "name"] if isinstance(name, str) else known
+        return f"{f' of {name}' if isinstance(name, str) else ''}; {nearest(key, others) if others else 'it has none'}"
 
 
 def named(value: object) -> object:
@@ -71,9 +94,22 @@ def named(value: object) -> object:
 def validated(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
     """Return checked settings; raise UserError with a readable message that starts with `where`."""
     try:
-        return kind.model_validate(dict(values))
+        return checked(kind, dict(values))
     except ValidationError as error:
         raise UserError(where + explain(error)) from None
+
+
+def checked(kind: type[S], values: object) -> S:
+    """Return checked settings; raise pydantic's error, for those who know better what to say, and to whom."""
+    found: S = kind.__pydantic_validator__.validate_python(values)
+    return found
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of groups of settings under names like ``shift.kind``."""
+    groups = {key: value for key, value in values.items() if isinstance(value, dict)}
+    inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}
+    return {key: value for key, value in values.items() if key not in groups} | inner
 
 
 def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
@@ -90,7 +126,7 @@ def explain(error: ValidationError, prefix: tuple[str, ...] = ()) -> str:
             lines.append(f"{field}: is missing")
         else:
             message = problem["msg"][0].lower() + problem["msg"][1:]
-            lines.append(f"{field} = {problem['input']!r}: {message}")
+            lines.append(f"{field} = {problem['input']!r}: {message}" if field else message)
     return "\n".join(lines)
 
 

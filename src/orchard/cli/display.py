@@ -21,8 +21,9 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.runs.advice import advice
 from orchard.runs.comparison import Comparison
-from orchard.runs.listing import run_summaries
-from orchard.runs.result import ClientResult, Result, RoundFigures
+from orchard.runs.figures import ClientResult, RoundFigures
+from orchard.runs.listing import RunSummary, run_summaries
+from orchard.runs.result import Result
 from orchard.tasks.task import Task
 from orchard.text import readable
 from orchard.whole import write_output
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 WIDE = 60
 """Columns of a terminal from which on there is room for who helps whom."""
+WIDE_FOR_RUNS = 100
+"""Columns from which on a list of runs has room for the data."""
 MATRIX_CLIENTS = 16
 """The relationships of so many clients fit into a terminal."""
 
@@ -124,21 +127,29 @@ def _print_whole(text: str) -> None:
 
 def print_runs(root: Path) -> None:
     """Print the runs in a folder, the newest last."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("run", "state", "method", "data", "rounds", "best", "age"):
-        table.add_column(heading, justify="right" if heading in ("rounds", "best", "age") else "left", no_wrap=True)
-    found, damaged = run_summaries(root)
-    for entry in found:
-        state = "waiting" if entry.waiting else entry.state
-        cells = (entry.folder, state, entry.method, entry.data, f"{entry.done}/{entry.planned}", entry.best)
-        table.add_row(*map(Text, cells), _age(entry.started))
     console = output()
-    console.print(table if found else Text(f"no runs in {root}"))
+    found, damaged = run_summaries(root)
+    console.print(_runs_table(found, console.width) if found else Text(f"no runs in {root}"))
     for entry in found:
         if entry.waiting:
             console.print(f"{entry.folder} waits for {entry.waiting}", soft_wrap=True, markup=False)
     for problem in damaged:
         Console(stderr=True, highlight=False).print(problem, soft_wrap=True, markup=False)
+
+
+def _runs_table(runs: Sequence[RunSummary], width: int) -> Table:
+    """Return a line for each run; on a narrow terminal its name, which begins with the data, says which they are."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    wide = width >= WIDE_FOR_RUNS
+    for heading in ("run", "state", "method", *(["data"] if wide else []), "rounds", "best", "age"):
+        right, whole = heading in ("rounds", "best", "age"), heading not in ("run", "method")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+    for run in runs:
+        state = "waiting" if run.waiting else run.state
+        data = [run.data] if wide else []
+        cells = (run.folder, state, run.method, *data, f"{run.done}/{run.planned}", run.best, _age(run.started))
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def _age(started: datetime) -> str:
@@ -224,7 +235,7 @@ def _row(client: ClientResult, task: Task, *, helped: bool) -> list[Text]:
     held = [" ".join(classes)] if task.by_class else []
     row = [client.name, *held, str(client.samples), task.measures[task.score].text(client.score)]
     if helped:
-        row += [f"{client.self_relationship or 0.0:.2f}", client.strongest_helper or "nobody"]
+        row += [f"{client.self_relationship or 0.0:.2f}", client.helped_by]
     return [Text(cell) for cell in row]
 
 

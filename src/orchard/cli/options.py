@@ -44,13 +44,13 @@ Clients = Annotated[int | None, typer.Option(help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Workers = Annotated[int | None, typer.Option(help="Clients trained at the same time; default: the cores.")]
 Engine = Annotated[
-    Literal["local", "ray"] | None, typer.Option(help="Who trains: this process, or a Ray cluster (extra [ray]).")
+    Literal["local", "ray"] | None, typer.Option(help="Who trains: this process, or a Ray cluster (extra \\[ray]).")
 ]
 Address = Annotated[
     str | None, typer.Option(help="Of the Ray cluster; default: $RAY_ADDRESS, or one of this machine alone.")
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting, e.g. --set method.mu=0.1", metavar="KEY=VALUE")
+    list[str] | None, typer.Option("--set", help="Any setting, e.g. --set lr=0.02", metavar="KEY=VALUE")
 ]
 Trust = Annotated[
     bool, typer.Option("--trust", metavar="", help="Run the code of a model of one's own that the file names.")

@@ -66,14 +66,17 @@ class GridWatcher:
         self.console, self.bar = console, bar
         self.advised = set[str]()
 
-    def plan(self, runs: int, rounds: int) -> None:
-        """Open a bar over all rounds of all runs; it replaces that of an earlier grid."""
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
+        """Open a bar over all rounds of all runs; it replaces that of an earlier grid. Name a stage."""
         self.done, self.runs, self.rounds = 0, runs, rounds
         self.running = dict[tuple[str, int], int]()
+        if stage:
+            each = f"{rounds} round{'s' if rounds > 1 else ''}"
+            self.console.print(f"{stage}: {runs} run{'s' if runs > 1 else ''} of {each}", soft_wrap=True)
         if self.bar:
             for task in self.bar.task_ids:
                 self.bar.remove_task(task)
-            self.task = self.bar.add_task("comparing", total=runs * rounds, figures="starting")
+            self.task = self.bar.add_task(stage or "comparing", total=runs * rounds, figures="starting")
 
     def begin(self, label: str, seed: int) -> OnProgress:
         """Return a callback that shows a run's rounds on the bar, if there is one."""

@@ -92,7 +92,7 @@ def commands_page() -> str:
     """Return usage, arguments and options of each command."""
     top = typer.main.get_command(app)
     lines = [COMMANDS_OPEN]
-    for command, context in _commands(top, typer.Context(top, info_name="orchard")):
+    for command, context in commands_in(top, typer.Context(top, info_name="orchard")):
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         lines += [f"## {context.command_path}", "", f"{command.help}", "", "```", usage, "```", ""]
         records = [parameter.get_help_record(context) for parameter in command.params]
@@ -100,10 +100,10 @@ def commands_page() -> str:
     return "\n".join(lines)
 
 
-def _commands(command: Any, context: typer.Context) -> Iterator[tuple[Any, typer.Context]]:
+def commands_in(command: Any, context: typer.Context) -> Iterator[tuple[Any, typer.Context]]:
     """Return all commands, those of groups too."""
     for name, inner in getattr(command, "commands", {}).items():
-        yield from _commands(inner, typer.Context(inner, info_name=name, parent=context))
+        yield from commands_in(inner, typer.Context(inner, info_name=name, parent=context))
     if not hasattr(command, "commands"):
         yield command, context
 

@@ -52,7 +52,7 @@ def run(
     fraction: Fraction = None,
     partition: Partition = None,
     clients: Clients = None,
-    method: Annotated[str | None, typer.Option(help="The method's name; `orchard methods` lists them.")] = None,
+    method: Annotated[str | None, typer.Option(help="The method's name; default: graft.")] = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random but the partition.")] = None,
     workers: Workers = None,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from orchard.data.catalogue import CATALOGUE, Entry
-from orchard.data.download import chosen_folder, data_folder, obtain
+from orchard.data.download import check_folder, chosen_folder, data_folder, obtain
 from orchard.data.heart import read_heart_disease
 from orchard.data.own import own_arrays, own_images
 from orchard.data.readers import Part, read_cifar10, read_idx, read_npz
@@ -54,8 +54,7 @@ def published_files(entry: Entry, experiment: Experiment, data_dir: Path | None)
     if entry.format == "embedded":
         return [DIGITS]
     folder = data_folder(data_dir)
-    if chosen_folder(data_dir) and not folder.is_dir():
-        raise UserError(f"data_dir = '{folder}': is no folder; make it first, or leave it out to use the cache")
+    check_folder(chosen_folder(data_dir))
     larger = [side for side in entry.files if side >= experiment.size]
     size = min(larger) if larger else max(entry.files)  # shrinking loses less than enlarging
     return [obtain(source, folder) for source in entry.files[size]]

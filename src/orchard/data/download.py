@@ -45,6 +45,12 @@ def chosen_folder(chosen: Path | None) -> Path | None:
     return chosen or (Path(os.environ["ORCHARD_DATA"]) if os.environ.get("ORCHARD_DATA") else None)
 
 
+def check_folder(chosen: Path | None) -> None:
+    """Raise if a folder was chosen and is not there."""
+    if chosen and not chosen.is_dir():
+        raise UserError(f"data_dir = '{chosen}': is no folder; make it first, or leave it out to use the cache")
+
+
 def is_at_hand(entry: Entry, chosen: Path | None) -> bool:
     """Tell whether a dataset is available locally: all files of at least one image size."""
     folder = data_folder(chosen)

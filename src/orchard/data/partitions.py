@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from orchard.errors import UserError
 from orchard.randomness import generator
-from orchard.settings import Settings, named
+from orchard.settings import Settings, checked, named
 from orchard.text import nearest
 
 Matrix = NDArray[np.float64]
@@ -98,7 +98,7 @@ def _partition(value: object) -> object:
     name = str(value.get("name", ""))
     if name not in PARTITIONS:
         raise ValueError(f"name = {name!r}: unknown; {nearest(name, list(PARTITIONS))}")
-    return PARTITIONS[name].model_validate(dict(value))
+    return checked(PARTITIONS[name], dict(value))
 
 
 Partition = Annotated[PartitionSettings, BeforeValidator(_partition)]

@@ -35,17 +35,17 @@ def searched(method: str, parameters: Mapping[str, Any]) -> Mapping[str, Sequenc
 
 def tuned(grid: Grid, rows: Sequence[Contender], watcher: Watcher, stop: Stop | None) -> list[Contender]:
     """Return the same rows with the parameters that do best on validation data, with the first seed."""
-    with_first_seed = replace(grid, seeds=grid.seeds[:1])
 
-    def best(candidates: Mapping[str, Sequence[Contender]]) -> dict[str, Contender]:
+    def best(candidates: Mapping[str, Sequence[Contender]], stage: str) -> dict[str, Contender]:
         """Return the best candidate of each row, the first of equals; one that fails is out."""
+        with_first_seed = replace(grid, seeds=grid.seeds[:1], stage=f"tuning {stage}")
         scores = validation_scores(with_first_seed, candidates, watcher, stop)
         return {label: best_first(these, scores)[0] for label, these in candidates.items()}
 
-    chosen = best({row.label: with_rates(row) for row in rows})
+    chosen = best({row.label: with_rates(row) for row in rows}, "learning rates")
     grids = {label: [row, *with_parameters(row)] for label, row in chosen.items() if with_parameters(row)}
     if grids:
-        chosen |= best(grids)
+        chosen |= best(grids, "parameters")
     return [replace(chosen[row.label], label=row.label) for row in rows]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import tomli_w
 
 from orchard.experiment import Experiment
-from orchard.settings import Settings
+from orchard.settings import Settings, flat
 
 OPTIONS = ("dataset", "partition", "clients", "method", "rounds", "seed")
 """Settings that the command always contains, each as an option of its own."""
@@ -37,13 +37,6 @@ def _assignments(prefix: str, values: dict[str, Any], defaults: dict[str, Any]) 
     """Return a `--set` for every value that is not the default, written as TOML."""
     changed = {key: value for key, value in flat(values).items() if value is not None and value != defaults.get(key)}
     return [word for key, value in changed.items() for word in ("--set", f"{prefix}{key}={_toml(value)}")]
-
-
-def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of groups of settings under names like ``shift.kind``."""
-    groups = {key: value for key, value in values.items() if isinstance(value, dict)}
-    inner = {f"{key}.{name}": value for key, group in groups.items() for name, value in group.items()}
-    return {key: value for key, value in values.items() if key not in groups} | inner
 
 
 def _toml(value: Any) -> str:

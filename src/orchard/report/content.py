@@ -23,13 +23,14 @@ from orchard.report.views import (
     Values,
     mean_view,
     plain,
-    strongest_helpers,
 )
 from orchard.runs.by_class import read_by_class
 from orchard.runs.comparison import Spread
+from orchard.runs.figures import Figures, strongest_helpers
 from orchard.runs.folder import RunFolder
 from orchard.runs.grid import method_label
-from orchard.runs.result import Figures, Result
+from orchard.runs.listing import differing
+from orchard.runs.result import Result
 from orchard.text import readable
 
 MATRIX_CELLS = 600_000
@@ -174,10 +175,7 @@ def _labels(entries: Sequence[Entry]) -> list[str]:
 
 def _differing(entry: Entry, alike: Iterable[Entry]) -> list[str]:
     """Return the settings by which an entry differs from others of the same method, and how far it got."""
-    others = [other.experiment.identity() for other in alike]
-    mine = entry.experiment.identity()
-    names = [key for key in mine if key not in ("seed", "method") and any(o[key] != mine[key] for o in others)]
-    words = [f"{key}={mine[key]}" for key in names]
+    words = differing(entry.experiment, [other.experiment for other in alike], but="seed")
     done = len(entry.result.rounds)
     if done < entry.experiment.rounds:
         words.append(f"{done} of {entry.experiment.rounds} rounds")
@@ -207,7 +205,7 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         balanced_clients=_balanced(result, moment, figures),
         by_class=read_by_class(folder, result) if figures and not given else None,
         relationships=_thinned(relationships, cells),
-        helpers=strongest_helpers(relationships[-1], names) if relationships is not None else [None] * len(names),
+        helpers=strongest_helpers(relationships[-1], names) if relationships is not None else [[] for _ in names],
         traffic=(up + down).mean(axis=1).cumsum().tolist() if rounds else [],
         bytes_up=float(up.mean()) if rounds else 0.0,
         bytes_down=float(down.mean()) if rounds else 0.0,

@@ -8,7 +8,8 @@ from matplotlib import colormaps
 from numpy.typing import NDArray
 
 from orchard.errors import UserError
-from orchard.runs.result import Result, mean_over_clients
+from orchard.runs.figures import mean_over_clients
+from orchard.runs.result import Result
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -21,9 +21,9 @@ from orchard.errors import UserError
 from orchard.report.content import contents_of
 from orchard.report.distribution import draw_distribution, fonts
 from orchard.report.views import Content, MethodView, Relationships, Values
+from orchard.runs.figures import mean_over_clients
 from orchard.runs.folder import RunFolder
 from orchard.runs.listing import found_runs
-from orchard.runs.result import mean_over_clients
 from orchard.text import shortened
 from orchard.whole import write_output
 

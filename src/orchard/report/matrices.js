@@ -129,6 +129,7 @@ function rowReading(spec, i, name, box, y, tall) {
 // --- Who helps whom ---
 
 const HELPERS_SHOWN = 2;
+const ALIKE = 0.01; // a difference of this share is none
 
 // spec: label, names, weights[i][j] (what i takes from j), sizes, chosen, choose(i), valueText
 function helpGraph(host, spec) {
@@ -165,10 +166,13 @@ function helpersOf(row, own) {
   return row.map((_, j) => j).filter((j) => j !== own && row[j] > 0).sort((a, b) => row[b] - row[a]);
 }
 
+// Two helpers of each, and whoever helps as much as the second: of equals none is left out.
 function strongest(weights) {
-  return weights.flatMap((row, to) =>
-    helpersOf(row, to).slice(0, HELPERS_SHOWN).map((from) => ({ from, to, weight: row[from] })),
-  );
+  return weights.flatMap((row, to) => {
+    const helpers = helpersOf(row, to);
+    const least = (1 - ALIKE) * row[helpers[Math.min(HELPERS_SHOWN, helpers.length) - 1]];
+    return helpers.filter((from) => row[from] >= least).map((from) => ({ from, to, weight: row[from] }));
+  });
 }
 
 function drawArrow(board, nodes, edge, most, chosen) {

@@ -1,21 +1,25 @@
-// Every figure can be saved: as it looks (SVG), and its data (CSV). Nothing is sent; the browser writes a file.
+// Every figure can be saved: as it looks (SVG, PNG), and its data (CSV). Nothing is sent; the browser writes a file.
 "use strict";
 
 // What a figure takes from the page's style, and must bring along when it leaves the page.
 const LOOKS = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor"];
 
+// Dots of a PNG for each of the page's: enough for print.
+const SHARPNESS = 3;
+
 function offerSaving(host) {
   const box = element("div", { class: "save" });
   host.closest("figure").prepend(box);
-  for (const [kind, type, made] of [["SVG", "image/svg+xml", svgOf], ["CSV", "text/csv", csvOf]]) {
-    const title = kind === "SVG" ? "Save this figure" : "Save the figure's data";
+  const kinds = [["SVG", "image/svg+xml", svgOf], ["PNG", "image/png", pngOf], ["CSV", "text/csv", csvOf]];
+  for (const [kind, type, made] of kinds) {
+    const title = kind === "CSV" ? "Save the figure's data" : "Save this figure";
     const button = element("button", { type: "button", title, "data-saves": host.id }, box, kind);
-    button.onclick = () => save(`${host.id}.${kind.toLowerCase()}`, type, made(host));
+    button.onclick = async () => save(`${host.id}.${kind.toLowerCase()}`, type, await made(host));
   }
 }
 
-function save(name, type, text) {
-  const address = URL.createObjectURL(new Blob([text], { type }));
+function save(name, type, content) {
+  const address = URL.createObjectURL(new Blob([content], { type }));
   element("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
@@ -33,6 +37,15 @@ function svgOf(host) {
   copy.prepend(paper);
   addLegend(copy, host.legend || []);
   return new XMLSerializer().serializeToString(copy);
+}
+
+async function pngOf(host) {
+  const picture = new Image();
+  picture.src = "data:image/svg+xml," + encodeURIComponent(svgOf(host));
+  await picture.decode();
+  const canvas = element("canvas", { width: SHARPNESS * picture.width, height: SHARPNESS * picture.height });
+  canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
 // On the page the series are named above the charts; a saved figure names them below itself.

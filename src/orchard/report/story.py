@@ -119,7 +119,7 @@ def _gains(content: Content, view: MethodView) -> list[str]:
     most = max(gains, key=lambda i: gains[i])
     sentences = []
     if gains[most] > 0:
-        helped = f"; helped most by {view.helpers[most]}" if view.helpers[most] else ""
+        helped = _helped(view, most, "; ")
         sentences.append(f"The most is gained by {names[most]} ({points(most)}{helped}).")
     worse = sorted((i for i in gains if gains[i] < 0), key=lambda i: gains[i])
     if not worse:
@@ -157,6 +157,14 @@ def _extremes(content: Content, view: MethodView) -> str:
     names = content.distribution.clients
     known = {i: value for i, value in enumerate(view.clients) if value is not None}
     low, high = min(known, key=lambda i: known[i]), max(known, key=lambda i: known[i])
-    helped = f", helped most by {view.helpers[low]}" if view.helpers[low] else ""
+    helped = _helped(view, low, ", ")
     text = content.score.text
     return f"From {text(known[low])} ({names[low]}{helped}) to {text(known[high])} ({names[high]})."
+
+
+def _helped(view: MethodView, client: int, before: str) -> str:
+    """Name who helps a client most; of several who do so alike none is named."""
+    names = view.helpers[client]
+    if len(names) > 1:
+        return f"{before}helped alike by {len(names)} others"
+    return f"{before}helped most by {names[0]}" if names else ""

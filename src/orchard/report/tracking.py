@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from orchard.errors import Stopped, UserError
 from orchard.experiment import Experiment
-from orchard.report.command import flat
 from orchard.report.content import contents_of
 from orchard.report.page import whole_page
+from orchard.runs.figures import mean_over_clients
 from orchard.runs.folder import RunFolder
-from orchard.runs.result import Result, mean_over_clients
+from orchard.runs.result import Result
+from orchard.settings import flat
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from orchard.data.clients import DataDistribution
 from orchard.runs.by_class import Rows
 from orchard.runs.comparison import Spread
+from orchard.runs.figures import mean_over_clients, strongest_helpers
 from orchard.runs.folder import State
-from orchard.runs.result import mean_over_clients
 from orchard.tasks.task import Measure
 
 Values = list[float | None]
@@ -60,7 +60,7 @@ class MethodView:
     by_class: list[Rows | None] | None
     """What each client's model does by class at the best round, as in `by_class.json`; None if it was not kept."""
     relationships: Relationships | None
-    helpers: list[str | None]
+    helpers: list[list[str]]
     """Who helps each client most after the last round."""
     traffic: list[float]
     """Bytes that a client has sent and received by the end of each round, on average."""
@@ -173,12 +173,6 @@ def together(runs: Sequence[list[Rows | None] | None], *, summed: bool) -> list[
         else:
             clients.append(_means(whole, 4))
     return clients
-
-
-def strongest_helpers(matrix: NDArray[np.float64], clients: Sequence[str]) -> list[str | None]:
-    """Return who helps each client most; None for those whom nobody helps."""
-    others = np.where(np.eye(len(matrix), dtype=bool), -np.inf, matrix)
-    return [clients[row.argmax()] if row.max() > 0 else None for row in others]
 
 
 def plain(array: NDArray[np.float64], digits: int) -> Any:

@@ -157,7 +157,7 @@ def _contender(method: str | MethodSettings, base: Experiment) -> Contender:
 class _Unwatched:
     """Lets each run show its own progress, where somebody looks."""
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
         """Do nothing."""
 
     def begin(self, label: str, seed: int) -> Progress | None:

@@ -7,9 +7,9 @@ from statistics import mean, stdev
 
 import numpy as np
 
+from orchard.runs.figures import Figures
 from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
 from orchard.runs.loop import Stop
-from orchard.runs.result import Figures
 from orchard.tasks.task import Measure
 
 

@@ -93,7 +93,11 @@ class RunFolder:
         about = self.read("environment.json")
         if about:
             check_format(about.get("format"), FORMAT, "run folder", self.path)
-        return load_definition(self.path / "experiment.toml")
+        try:
+            return load_definition(self.path / "experiment.toml")
+        except UserError as refusal:
+            said = str(refusal)
+            raise UserError(said if said.startswith(str(self.path)) else f"{self.path}: {said}") from None
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file; an empty dictionary if there is none."""

@@ -16,9 +16,10 @@ from orchard.errors import NoUsableCheckpoint, ResumeWarning, RunFailed, Stopped
 from orchard.experiment import Experiment, RunOptions, load_experiment
 from orchard.method import MethodSettings, Moment
 from orchard.runs.environment import RESULTS_VERSION, own_code
+from orchard.runs.figures import Figures, mean_over_clients
 from orchard.runs.folder import RunFolder, State, new_folder
 from orchard.runs.loop import Progress, Stop
-from orchard.runs.result import Figures, Result, mean_over_clients
+from orchard.runs.result import Result
 from orchard.runs.run import check_options, load_data, resume, run
 
 
@@ -32,6 +33,8 @@ class Grid:
     root: Path
     data: FederatedData | None = None
     """The experiment's data, if they are loaded already."""
+    stage: str = ""
+    """Which of several grids this is, for people to read; empty if it is the only one."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,8 @@ class GridFailed(RunFailed):
 class Watcher(Protocol):
     """Shows the progress of a grid."""
 
-    def plan(self, runs: int, rounds: int) -> None:
-        """Prepare for this many runs, new or reused, of this many rounds each."""
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
+        """Prepare for this many runs, new or reused, of this many rounds each; `stage` is the grid's."""
 
     def begin(self, label: str, seed: int) -> Progress | None:
         """Note that a run begins; the returned function is called after each of its rounds."""
@@ -137,7 +140,7 @@ def run_grid(
         for seed in grid.seeds
         for label, runner in runners.items()
     }
-    watcher.plan(len(runs_to_make), grid.base.rounds)
+    watcher.plan(len(runs_to_make), grid.base.rounds, grid.stage)
     data = load_data(grid.base, grid.data, grid.options.data_dir)
     every = _one_by_one
     if grid.options.engine == "ray":

@@ -1,15 +1,19 @@
-"""List the runs in a folder."""
+"""List the runs in a folder, and say what tells them apart."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from orchard.errors import UserError
+from orchard.experiment import Experiment
+from orchard.runs.figures import mean_over_clients
 from orchard.runs.folder import RunFolder, State
-from orchard.runs.result import mean_over_clients
+from orchard.runs.grid import method_label
+from orchard.settings import flat
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class RunSummary:
     folder: str
     state: State
     method: str
+    """Its name and parameters, and the settings that tell the run from others of the same method and data."""
     data: str
     done: int
     planned: int
@@ -45,19 +50,39 @@ def found_runs(paths: Sequence[Path]) -> list[Path]:
 
 def run_summaries(root: Path) -> tuple[list[RunSummary], list[str]]:
     """Return the runs in a folder, the oldest first, and the problems of those that cannot be read."""
-    runs, damaged = [], []
+    runs, damaged = list[tuple[RunSummary, Experiment]](), list[str]()
     for file in sorted(root.glob("*/experiment.toml")):
         try:
-            runs.append(_listed(RunFolder(file.parent)))
+            experiment = RunFolder(file.parent).experiment()
+            runs.append((_listed(RunFolder(file.parent), experiment), experiment))
         except UserError as refusal:
             damaged.append(str(refusal))
         except (OSError, KeyError, ValueError, TypeError) as error:
             damaged.append(f"{file.parent}: cannot be read: {error!r}")
-    return sorted(runs, key=lambda entry: entry.started), damaged
+    return sorted(_told_apart(runs), key=lambda entry: entry.started), damaged
 
 
-def _listed(folder: RunFolder) -> RunSummary:
-    experiment, rounds = folder.experiment(), folder.rounds()
+def differing(one: Experiment, others: Iterable[Experiment], but: str) -> list[str]:
+    """Return the settings, but for the method's and another, by which an experiment differs, e.g. ``lr=0.1``."""
+    mine, theirs = flat(one.identity()), [flat(other.identity()) for other in others]
+    return [
+        f"{key}={value}"
+        for key, value in mine.items()
+        if key != but and not key.startswith("method.") and any(their.get(key) != value for their in theirs)
+    ]
+
+
+def _told_apart(runs: Sequence[tuple[RunSummary, Experiment]]) -> Iterator[RunSummary]:
+    alike = defaultdict[tuple[str, str], list[Experiment]](list)
+    for entry, experiment in runs:
+        alike[entry.method, entry.data].append(experiment)
+    for entry, experiment in runs:
+        others = alike[entry.method, entry.data]
+        yield replace(entry, method=", ".join([entry.method, *differing(experiment, others, but="rounds")]))
+
+
+def _listed(folder: RunFolder, experiment: Experiment) -> RunSummary:
+    rounds = folder.rounds()
     result = folder.result() if rounds else None
     means = mean_over_clients(result.scores()) if result else np.full(1, np.nan)
     best = "-"
@@ -75,7 +100,7 @@ def _listed(folder: RunFolder) -> RunSummary:
     return RunSummary(
         folder.path.name,
         state,
-        experiment.method.name,
+        method_label(experiment.method),
         f"{Path(experiment.dataset).name}, {experiment.partition.name}",
         len(rounds),
         experiment.rounds,

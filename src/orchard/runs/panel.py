@@ -148,7 +148,7 @@ def run_panel(
         if name not in left_out:
             base = load_experiment(overrides=FEDERATIONS[name])
             contenders = [parse_contender(method, base) for method in methods]
-            measured = run_grid(Grid(base, options, seeds, root), contenders, watcher, stop)
+            measured = run_grid(Grid(base, options, seeds, root, stage=name), contenders, watcher, stop)
             runs = {method: [measured[method, seed] for seed in seeds] for method in methods}
             for method, cell in _cells(runs).items():
                 cells[method][name] = cell

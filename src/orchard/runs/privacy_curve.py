@@ -102,7 +102,7 @@ def _cost(federation: str, method: str, runs: Sequence[Measured], seeds: Sequenc
 class _Told:
     """Says on standard error which runs are done."""
 
-    def plan(self, runs: int, rounds: int) -> None:
+    def plan(self, runs: int, rounds: int, stage: str) -> None:
         """Say nothing."""
 
     def begin(self, label: str, seed: int) -> Progress | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from orchard.core.contract import ClientUpdate, Failure
@@ -21,52 +20,16 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.privacy.accounting import account_of
+from orchard.runs.figures import Array, ClientResult, Figures, RoundFigures, best_round, clients_of, figures_of
 from orchard.runs.metrics import MOMENTS, PARTS, Exchange, Round, by_name
 from orchard.runs.showing import as_html, plot, to_pandas, write_page
 from orchard.settings import validated
-from orchard.tasks.task import Measures, Task
+from orchard.tasks.task import Task
 from orchard.text import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RoundFigures:
-    """Mean client test figures at a round chosen by some rule; a measure is None if undefined for every client."""
-
-    round: int
-    score: float
-    """The task's own: accuracy, AUROC, R² or Dice."""
-    measures: Measures
-
-
-@dataclass(frozen=True)
-class Figures:
-    """A run's key figures: mean client test scores at three rounds, and each client's score at the best one."""
-
-    best: RoundFigures
-    last: RoundFigures
-    validation_selected: RoundFigures
-    clients: list[float]
-    validation: float
-    """The best mean client validation score, by which parameters may be chosen."""
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """One client: its data, its test figures at the round of the BMCTA, its relationships after the last round."""
-
-    name: str
-    samples: int
-    classes: dict[str, int]
-    score: float
-    measures: Measures
-    self_relationship: float | None
-    strongest_helper: str | None
 
 
 @dataclass(repr=False)
@@ -167,7 +130,7 @@ class Result:
 
     def evaluated_rounds(self) -> int:
         """Return how many rounds have been evaluated at the method's own moment."""
-        return sum(any(self._at_own_moment(r)) for r in range(len(self.rounds)))
+        return sum(any(self.at_own_moment(r)) for r in range(len(self.rounds)))
 
     @property
     def figures_stay(self) -> bool:
@@ -182,7 +145,7 @@ class Result:
     def rounds_to_keep(self) -> set[int]:
         """Return the rounds with the best mean test and validation score so far."""
         parts = (self.scores(part)[: self.evaluated_rounds()] for part in ("test", "validation"))
-        return {_best_round(scores) for scores in parts if len(scores)}
+        return {best_round(scores) for scores in parts if len(scores)}
 
     def moments(self) -> list[Moment]:
         """Return the moments at which clients were evaluated in this run."""
@@ -221,18 +184,7 @@ class Result:
 
     def figures(self, moment: Moment | None = None) -> Figures:
         """Return the figures at a moment, by default the method's own."""
-        test, validation = self.scores("test", moment), self.scores("validation", moment)
-        means = mean_over_clients(test)
-        measured = {name: self.scores("test", moment, name) for name in self.task.measures}
-
-        def at(r: int) -> RoundFigures:
-            others = {name: _mean_of_defined(values[r]) for name, values in measured.items()}
-            return RoundFigures(r, float(means[r]), others)
-
-        best = _best_round(test)
-        chosen = _best_round(validation)
-        value = float(mean_over_clients(validation)[chosen])
-        return Figures(at(best), at(len(test) - 1), at(chosen), test[best].tolist(), value)
+        return figures_of(self, moment)
 
     @property
     def bmcta(self) -> float:
@@ -278,24 +230,10 @@ class Result:
     @property
     def clients(self) -> list[ClientResult]:
         """Each client's data, test figures and relationships."""
-        relationships, best = self.relationships, self.figures().best.round
-        nothing: Measures = dict.fromkeys(self.task.measures)
-        measured = [scores.test if scores else nothing for scores in self._at_own_moment(best)]
-        counts, sizes, names = self.distribution.totals(), self.distribution.sizes(), self.distribution.clients
-        clients = []
-        for i, name in enumerate(names):
-            own = helper = None
-            if relationships is not None:
-                others = np.delete(relationships[-1, i], i)
-                own = float(relationships[-1, i, i])
-                helper = np.delete(names, i)[others.argmax()].item() if others.max(initial=0) > 0 else None
-            held = {c: int(n) for c, n in zip(self.distribution.classes, counts[i], strict=True) if n}
-            score = measured[i][self.task.score]
-            score = np.nan if score is None else score
-            clients.append(ClientResult(name, int(sizes[i]), held, score, measured[i], own, helper))
-        return clients
+        return clients_of(self)
 
-    def _at_own_moment(self, round: int) -> list[Scores | None]:
+    def at_own_moment(self, round: int) -> list[Scores | None]:
+        """Return the clients' scores of a round, at the method's own moment."""
         scores: list[Scores | None] = getattr(self.rounds[round], self.experiment.method.moment)
         return scores
 
@@ -365,26 +303,3 @@ def module_of(federation: Federation, model: Model) -> nn.Module:
     network.vector.copy_(vector)
     network.load_buffers(buffers)
     return network.release()
-
-
-def mean_over_clients(scores: Array) -> Array:
-    """Return the mean over clients by round; NaN if one lacks a figure.
-
-    Left out is who lacks more than half of the figures: one client that fails again and again, or is refused, must not
-    decide which round is best.
-    """
-    defined = ~np.isnan(scores)
-    counted = 2 * defined.sum(axis=0) >= defined.any(axis=1).sum()
-    means: Array = scores[:, counted].mean(axis=1) if counted.any() else np.full(len(scores), np.nan)
-    return means
-
-
-def _best_round(scores: Array) -> int:
-    """Return the first round with the best mean over clients, of those that have every client's figure."""
-    means = mean_over_clients(scores)
-    return int(np.nanargmax(means)) if not np.isnan(means).all() else len(means) - 1
-
-
-def _mean_of_defined(values: Array) -> float | None:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else None

@@ -11,6 +11,7 @@ import torch
 from orchard.core.models import find_factory
 from orchard.data.clients import FederatedData
 from orchard.data.division import federated_data
+from orchard.data.download import check_folder
 from orchard.data.handed_over import federate, handed_over, number_of_clients
 from orchard.data.partitions import column_key
 from orchard.engines.engine import Engine
@@ -173,7 +174,8 @@ def check_unused(path: Path) -> None:
 
 
 def check_options(options: RunOptions) -> None:
-    """Raise if the engine or the device that is asked for is not there; before data are loaded."""
+    """Raise if the engine, the device or the folder that is asked for is not there; before data are loaded."""
+    check_folder(options.data_dir)
     if options.engine == "ray":
         check_ray()  # the devices are its nodes'
     else:

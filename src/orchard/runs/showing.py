@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from orchard.core.evaluation import Scores
     from orchard.method import Moment
-    from orchard.runs.result import Array, Result
+    from orchard.runs.figures import Array
+    from orchard.runs.result import Result
 
 SPARK_WIDTH, SPARK_HEIGHT = 90, 18
 CELL = "padding:0 .6em;text-align:right"
@@ -137,7 +138,7 @@ def _evaluated(result: "Result") -> "Array":
 
 
 def _means(scores: "Array") -> "Array":
-    from orchard.runs.result import mean_over_clients
+    from orchard.runs.figures import mean_over_clients
 
     return mean_over_clients(scores)
 
@@ -160,7 +161,7 @@ def _clients(result: "Result") -> str:
     rows = []
     for i, client in enumerate(result.clients):
         cells = [escape(client.name), str(client.samples), measure.text(client.score), _spark(scores[:, i])]
-        rows.append([*cells, *([escape(client.strongest_helper or "nobody")] if helped else [])])
+        rows.append([*cells, *([escape(client.helped_by)] if helped else [])])
     return table(heads, rows)
 
 

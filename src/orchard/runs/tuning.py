@@ -47,10 +47,13 @@ def tune(grid: Grid, contenders: Sequence[Contender], watcher: Watcher, stop: St
     every = {contender.label: candidates(contender, grid.base) for contender in contenders}
     rungs = {label: ceil(log(max(2, len(these)), REDUCTION) - 1e-9) for label, these in every.items()}
     left, scores = dict(every), dict[str, float]()
-    for rung in reversed(range(max(rungs.values()))):
+    stages = max(rungs.values())
+    for rung in reversed(range(stages)):
         rounds = ceil(grid.base.rounds / REDUCTION**rung)
         running = {label: these for label, these in left.items() if rungs[label] > rung}
-        scores = validation_scores(replace(grid, base=grid.base.changed(rounds=rounds)), running, watcher, stop)
+        stage = f"tuning, stage {stages - rung} of {stages}"
+        this = replace(grid, base=grid.base.changed(rounds=rounds), stage=stage)
+        scores = validation_scores(this, running, watcher, stop)
         left |= {label: best_first(these, scores)[: REDUCTION**rung] for label, these in running.items()}
     return [
         Choice(best, scores[best.label], len(every[label]), _edge(best, grid.base)) for label, (best,) in left.items()

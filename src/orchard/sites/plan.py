@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions
 from orchard.privacy.accounting import check_installed
 from orchard.runs.files import check_format
-from orchard.settings import Settings, explain, read_toml, validated
+from orchard.settings import Settings, read_toml, validated
 from orchard.tasks.registry import task_named
 from orchard.tasks.task import Task
 
@@ -134,12 +134,13 @@ class Plan(Settings):
         """Read a plan from JSON; raise if it is not valid."""
         try:
             values = json.loads(text)
-            if isinstance(values, dict):
-                check_format(values.get("format"), FORMAT, "plan", values.get("run", "the run"))
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise UserError(f"the plan of the run is not valid: {explain(error)}") from None
         except (ValueError, RecursionError) as error:
+            raise UserError(f"the plan of the run is not valid: {error}") from None
+        if isinstance(values, dict):
+            check_format(values.get("format"), FORMAT, "plan", values.get("run", "the run"))
+        try:
+            return cls.model_validate_json(text)
+        except (UserError, ValueError, RecursionError) as error:
             raise UserError(f"the plan of the run is not valid: {error}") from None
 
 

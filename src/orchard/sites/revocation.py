@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from orchard.errors import UserError
 from orchard.settings import Settings
@@ -70,7 +70,7 @@ class Revocations(Settings):
                 raise TypeError
             key.verify(signature, PURPOSE + said.encode(), _padding(), SHA256())
             return cls.model_validate_json(said)
-        except (ValueError, KeyError, TypeError, RecursionError, InvalidSignature, ValidationError):
+        except (ValueError, KeyError, TypeError, RecursionError, InvalidSignature, UserError):
             raise UserError("is not a list of revoked certificates that this consortium's authority signed") from None
 
 

@@ -21,6 +21,7 @@ from orchard.data.statistics import (
 from orchard.data.stored import digest_of_path
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import RunFailed
+from orchard.settings import checked
 from orchard.sites.connection import Connection, printable
 from orchard.sites.job import STATISTICS
 from orchard.sites.members import known_sites
@@ -128,7 +129,7 @@ def read_told(text: str, plan: Plan) -> tuple[dict[str, Statistics], dict[str, s
     """Check and return what the server says that the sites have told."""
     try:
         content = json.loads(text)
-        all_told = {site: Statistics.model_validate(found) for site, found in content["sites"].items()}
+        all_told = {site: checked(Statistics, found) for site, found in content["sites"].items()}
         told = {site: all_told[site] for site in plan.sites if site in all_told and _fits(all_told[site], plan)}
         given = {site: printable(str(content["reasons"].get(site, "malformed"))) for site in plan.sites}
     except (ValueError, TypeError, LookupError, AttributeError, ValidationError):

@@ -22,6 +22,7 @@ from orchard.core.federation import Federation
 from orchard.data.statistics import Statistics
 from orchard.data.tables.scaling import Moments as FeatureMoments
 from orchard.method import Traffic
+from orchard.settings import checked
 from orchard.tasks.task import Measures, Moments, Task
 
 Message = Mapping[str, Any]
@@ -199,7 +200,7 @@ def unpack_enrolment(message: Message, task: Task, numbers: int = 0, *, counted:
 def unpack_features(value: object) -> FeatureMoments:
     """Check and return the moments of a table's numbers."""
     try:
-        return FeatureMoments.model_validate(value)
+        return checked(FeatureMoments, value)
     except ValidationError:
         raise MessageRejected("malformed") from None
 
@@ -207,7 +208,7 @@ def unpack_features(value: object) -> FeatureMoments:
 def unpack_statistics(message: Message, task: Task) -> Statistics:
     """Check and return what a site tells of its data before training."""
     try:
-        told = Statistics.model_validate(message.get("statistics"))
+        told = checked(Statistics, message.get("statistics"))
     except ValidationError:
         raise MessageRejected("malformed") from None
     if list(told.classes) != (list(task.classes) if task.by_class else []):
