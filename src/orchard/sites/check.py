@@ -103,7 +103,7 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
     yield "What leaves this site:"
     counted = "samples" if privacy else task.counted
     yield f"  once: the shape of a sample, and the number of {counted} in each part"
-    if task.scale() is not None:
+    if task.asks_moments():
         yield "    of the numbers to predict in its training part: count, mean and sum of squared deviations"
     if known.data.unscaled is not None:
         yield "    of each number in the table, in its training part: count, mean and sum of squared deviations"

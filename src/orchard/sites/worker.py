@@ -331,7 +331,7 @@ def _prepared(data: FederatedData, numbers: object) -> ClientData:
 
 def _agreed_task(task: Task, scale: object) -> Task:
     """Return the task with the means and deviations that the server has made of all sites' moments."""
-    if task.scale() is None:
+    if not task.asks_moments():
         return task
     lists = isinstance(scale, list | tuple) and len(scale) == 2 and all(isinstance(s, list | tuple) for s in scale)
     if not isinstance(scale, list | tuple) or not lists:
