@@ -14,10 +14,12 @@ import orchard
 from helpers import SMALL, small_arrays
 from orchard.cli.display import print_result
 from orchard.core.contract import Download
-from orchard.errors import UserError
+from orchard.data.site import site_data
+from orchard.errors import RunFailed, UserError
 from orchard.export.export import export_joined
 from orchard.report.content import contents_of
 from orchard.runs.folder import RunFolder
+from orchard.sites.budget import said, spent
 from orchard.sites.check import check
 from orchard.sites.plan import Plan
 from orchard.sites.report import SiteRun, export, report
@@ -27,8 +29,8 @@ from sites import SITES, Consortium, kit_of_north, small_plan, write_npz
 NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
 
 
-def private_plan(**changes: Any) -> Plan:
-    return small_plan(privacy=NOISY, **changes)
+def private_plan(run: str = "run", **changes: Any) -> Plan:
+    return small_plan(run, privacy=NOISY, **changes)
 
 
 def kept(consortium: Consortium) -> list[Tensor]:
@@ -203,6 +205,44 @@ def test_check_says_what_is_promised_and_that_no_figure_leaves(tmp_path: Path) -
     assert not list((tmp_path / "north" / "records").iterdir())  # no key was made
 
 
+def test_a_site_may_limit_what_all_its_runs_spend_together(tmp_path: Path) -> None:
+    """Each of these runs has ε = 13.5 at north; a run that goes on is not counted twice."""
+    consortium = Consortium(tmp_path)
+    consortium.settings["north"] = consortium.settings["north"].changed(epsilon=20.0)
+    with pytest.raises(RunFailed, match=r"north .privacy needed here."):
+        consortium.run(small_plan())
+    consortium.run(private_plan(), stop_after=2)
+    consortium.restart_sites()
+    consortium.run(private_plan())
+    with pytest.raises(RunFailed, match=r"north .privacy spent here."):
+        consortium.run(private_plan(run="again"))
+    consortium.settings["north"] = consortium.settings["north"].changed(epsilon=27.1)
+    consortium.run(private_plan(run="again"))
+    limited = consortium.settings["north"]
+    assert spent(limited.records) == pytest.approx(2 * 13.5, abs=0.1)
+    assert list(said(private_plan(run="third"), 17, limited)) == [
+        "Runs recorded here have spent ε = 27; with this one it is 40.5.",
+        "This site allows ε = 27.1 for all runs together, and none without [privacy].",
+    ]
+
+
+def test_a_label_does_not_decide_into_which_part_other_records_go(tmp_path: Path) -> None:
+    """Where Orchard divides a site's data by itself; else one record would show in the training of several."""
+
+    def divided(labels: Sequence[int], plan: Plan) -> list[list[float]]:
+        file = tmp_path / "data.npz"
+        np.savez(file, x=np.arange(len(labels), dtype=np.float32)[:, None], y=np.array(labels))
+        (client,) = site_data(file, "north", 0, plan.task, plan.experiment).clients
+        return [part.x[:, 0].tolist() for part in client.parts()]
+
+    labels = [0, 1, 2] * 20
+    changed = [2, *labels[1:]]
+    parts = divided(labels, private_plan())
+    assert parts == divided(changed, private_plan())
+    assert [len(part) for part in parts] == [40, 8, 12]
+    assert divided(labels, small_plan()) != divided(changed, small_plan())
+
+
 def test_a_newcomer_is_private_too(tmp_path: Path) -> None:
     """It has noise of its own, which nobody can repeat, and takes the model of its last round."""
     changes: dict[str, Any] = {**SMALL, "method": "fedavg-local", "privacy": NOISY}
@@ -232,6 +272,7 @@ def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.C
     ("changes", "why"),
     [
         ({"purpose": "statistics"}, "statistics have no noise"),
+        ({"fraction": 0.5}, "is taken of every class, by the labels"),
         ({"task": "regression"}, r"'a' would be standardised by an exact mean.*\[scale\] \"a\" = "),
         (
             {"table": {"target": "ill", "columns": {"age": "number", "sex": ["f", "m"]}}},

@@ -20,6 +20,7 @@ from orchard.privacy.accounting import account_of
 from orchard.privacy.noise import Noise
 from orchard.privacy.statement import not_covered, promise
 from orchard.runs.checks import OF_A_CLIENT, findings
+from orchard.sites.budget import said
 from orchard.sites.consortium import consortium_of
 from orchard.sites.members import described, known_sites
 from orchard.sites.party import party_of
@@ -123,7 +124,9 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
     yield f"What does not: {', '.join(stays)}."
     if privacy:
         yield ""
-        yield f"Privacy: {promise(account_of(known.experiment, len(known.data.clients[0].train.y)), privacy)}."
+        samples = len(known.data.clients[0].train.y)
+        yield f"Privacy: {promise(account_of(known.experiment, samples), privacy)}."
+        yield from said(known.plan, samples, known.settings)
         yield "Not covered are:"
         yield from (f"  {what}" for what in not_covered(scaled=False, figures=False))
 

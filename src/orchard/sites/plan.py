@@ -159,6 +159,11 @@ def _columns_of_numbers(experiment: Experiment) -> list[str]:
 def _check_private(experiment: Experiment, numbers: Sequence[str]) -> None:
     """Raise if anything would be made of the data that is on no account, or if accounts cannot be kept here."""
     check_installed()
+    if experiment.fraction < 1:
+        raise ValueError(
+            f"experiment.fraction = {experiment.fraction:g}: is taken of every class, by the labels, which have no "
+            "noise; leave it out"
+        )
     if numbers and experiment.scale is None:
         raise ValueError(
             f"experiment.privacy: {numbers[0]!r} would be standardised by an exact mean, which has no noise; say what "

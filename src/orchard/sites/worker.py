@@ -43,6 +43,7 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.privacy.noise import Noise
+from orchard.sites.budget import check_budget
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
@@ -262,6 +263,7 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     counts = {part: rows[0] for part, rows in data.class_counts().items()}
     sizes = {part: sizes[0] for part, sizes in data.sizes().items()}
     about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "sizes": sizes, "counts": counts}
+    check_budget(plan, sizes["train"], settings)
     record = SiteRecord(settings.records / plan.run, about, settings.rounds_kept)
     before = record.newest()
     if before is not None and before["about"]["data"] != about["data"]:
