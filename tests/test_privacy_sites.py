@@ -221,7 +221,7 @@ def test_a_site_may_limit_what_all_its_runs_spend_together(tmp_path: Path) -> No
     limited = consortium.settings["north"]
     assert spent(limited.records) == pytest.approx(2 * 13.5, abs=0.1)
     assert list(said(private_plan(run="third"), 17, limited)) == [
-        "Runs recorded here have spent ε = 27; with this one it is 40.5.",
+        "Runs recorded here have spent ε = 27; with this one it is 40.6.",
         "This site allows ε = 27.1 for all runs together, and none without [privacy].",
     ]
 
