@@ -155,6 +155,25 @@ def test_of_two_processes_of_a_site_none_answers_a_round_that_the_other_has_answ
     assert not torch.equal(answer_of(one, 2, value=0.5), first)
 
 
+def test_a_round_that_failed_is_not_tried_with_anything_else(tmp_path: Path) -> None:
+    """Whether training diverges depends on the data, and each try would have noise of its own."""
+    worker = north(Consortium(tmp_path), private_plan(method="fedavg", lr=1e38))
+
+    def failure(value: float, round: int = 0) -> object:
+        assert worker.started is not None
+        down = worker.started.federation.traffic.down
+        sent = [[name, np.full(n, value, "<f4").tobytes()] for name, n in down.items()]
+        return worker.handle({"what": "round", "round": round, "vectors": sent})["failure"]
+
+    assert failure(0.0) == "training not finite"
+    assert failure(0.5) == "round spent"
+    assert failure(0.0) == "training not finite"  # the same once more tells nothing new
+    assert failure(0.5, round=1) == "training not finite"
+    worker.handle({"what": "enrol", "plan": private_plan(method="fedavg").to_json(), "orchard": orchard.__version__})
+    worker.handle({"what": "start", "samples": [17, 22, 28, 34], "shape": [6]})
+    assert failure(0.0, round=2) == "plan changed"  # nothing is recorded, but something is spent
+
+
 def test_without_its_key_a_site_does_not_go_on(tmp_path: Path) -> None:
     consortium = Consortium(tmp_path)
     consortium.run(private_plan(), stop_after=2)
@@ -211,6 +230,8 @@ def test_a_site_may_limit_what_all_its_runs_spend_together(tmp_path: Path) -> No
     consortium.settings["north"] = consortium.settings["north"].changed(epsilon=20.0)
     with pytest.raises(RunFailed, match=r"north .privacy needed here."):
         consortium.run(small_plan())
+    with pytest.raises(RunFailed, match=r"north .delta not below one in n."):
+        consortium.run(small_plan(privacy={"epsilon": 1.0, "delta": 0.1}))
     consortium.run(private_plan(), stop_after=2)
     consortium.restart_sites()
     consortium.run(private_plan())

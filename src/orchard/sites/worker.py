@@ -43,7 +43,7 @@ from orchard.errors import UserError
 from orchard.experiment import Experiment
 from orchard.method import Moment
 from orchard.privacy.noise import Noise
-from orchard.sites.budget import check_budget
+from orchard.sites.budget import begin, check_budget
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord, SiteRound, update_of
 from orchard.sites.settings import SiteSettings
@@ -222,6 +222,8 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
     if context.noise is not None:
         before = done["lineage"] if done else known.record.about["data"]
         lineage = lineage_of(before, now.federation.samples, download)
+        own = now.federation.samples[known.index]
+        begin(known.record.folder, known.plan, own, download.round, lineage)
         context = replace(context, noise=context.noise.of(lineage.encode()))
     now.client.restore(state)
     network = now.context.network
