@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from orchard.engines.flare.messages import MessageRejected
 from orchard.errors import UserError
@@ -67,7 +68,9 @@ def begin(folder: Path, plan: Plan, samples: int, round: int, lineage: str) -> N
     with every try, and the account has each round once.
     """
     file = folder / ACCOUNT
-    before = json.loads(file.read_text("utf-8")) if file.exists() else {"plan": plan.to_json(), "rounds": {}}
+    before: dict[str, Any] = {"plan": plan.to_json(), "rounds": {}}
+    if file.exists():
+        before = json.loads(file.read_text("utf-8"))
     if Plan.from_json(before["plan"]).experiment != plan.experiment:
         raise MessageRejected("plan changed")
     if before["rounds"].get(str(round), lineage) != lineage:
