@@ -70,7 +70,8 @@ def test_the_card_of_a_simulated_client_says_what_is_promised(tmp_path: Path) ->
     _, card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")
     text = card.read_text("utf-8")
     assert "ε = 13.5 at δ = 1e-05 over the whole run" in text
-    assert "- figures on validation and test data, which are exact" in text
+    assert "- figures on validation and test data, which are exact, and a round that is chosen by them" in text
+    assert "- this model in the hands of somebody who knows the seed" in text
     assert "other runs on the same data: their ε add up" in text
     promised = promise(account_of(small_experiment(**changes), 17), Privacy(noise_multiplier=1.0))
     assert "by a factor of exp(ε) = " in promised

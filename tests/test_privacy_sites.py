@@ -198,6 +198,7 @@ def test_the_exported_model_is_the_last_and_its_card_says_what_is_promised(
     assert "ε = 13.5 at δ = 1e-05" in card
     assert "What it says about single records" in card
     assert "several records of one person" in card
+    assert "who knows the seed" not in card  # the site's noise is a secret
     assert "accuracy" not in card
     assert "17 for train, 3 for validation" in card
     assert "| a |" not in card  # no count of a class

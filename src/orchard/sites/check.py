@@ -128,7 +128,7 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
         yield f"Privacy: {promise(account_of(known.experiment, samples), privacy)}."
         yield from said(known.plan, samples, known.settings)
         yield "Not covered are:"
-        yield from (f"  {what}" for what in not_covered(scaled=False, figures=False))
+        yield from (f"  {what}" for what in not_covered(scaled=False, simulated=False))
 
 
 def _who_sees_the_model(model: Tensor, uploaded: Vectors, sent: Vectors) -> str:
