@@ -372,6 +372,30 @@ class Remembering(nn.Module):
         return scores
 
 
+class RememberingInUse(Remembering):
+    """Keeps a mean of what it is evaluated on, for training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.seen = self.seen + x.mean(0).detach()
+        scores: Tensor = self.output(x - self.seen if self.training else x)
+        return scores
+
+
+class RememberingElsewhere(nn.Module):
+    """Keeps a mean of what it has trained on where nobody looks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output, self.last = nn.Linear(6, 3), torch.zeros(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.last = x.mean(0).detach()
+        scores: Tensor = self.output(x if self.training else x - self.last)
+        return scores
+
+
 class Deciding(nn.Module):
     """Its path depends on the values of a sample."""
 
@@ -396,6 +420,8 @@ class CentredInUse(nn.Module):
     [
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), "'1' is BatchNorm, .* take GroupNorm"),
         (Remembering(), "changes the model's buffer 'seen', which would have no noise"),
+        (RememberingInUse(), "changes the model's buffer 'seen', which would have no noise"),
+        (RememberingElsewhere(), "depends on which it saw before"),
         (Deciding(), "the model cannot be differentiated sample by sample"),
         (Centred(), "depends on which others are in its batch"),
         (nn.Sequential(CentredInUse(), nn.Linear(6, 3)), "depends on which others are in its batch"),

@@ -14,11 +14,10 @@ from orchard.privacy.accounting import account_of
 from orchard.privacy.settings import Privacy
 from orchard.privacy.statement import before_a_run, promise, warnings
 from orchard.report.content import contents_of
-from orchard.report.privacy import cost_rows, document, noise_rows
+from orchard.report.privacy import Cost, cost_rows, document, keep, measured, noise_rows
 from orchard.report.story import story
 from orchard.runs.comparison import Spread
 from orchard.runs.folder import RunFolder
-from orchard.runs.privacy_curve import Cost, Curve
 from test_documents import ROOT
 
 
@@ -71,7 +70,8 @@ def test_the_card_of_a_simulated_client_says_what_is_promised(tmp_path: Path) ->
     _, card = export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")
     text = card.read_text("utf-8")
     assert "ε = 13.5 at δ = 1e-05 over the whole run" in text
-    assert "- figures on validation and test data, which are exact" in text
+    assert "- figures on validation and test data, which are exact, and a round that is chosen by them" in text
+    assert "- this model in the hands of somebody who knows the seed" in text
     assert "other runs on the same data: their ε add up" in text
     promised = promise(account_of(small_experiment(**changes), 17), Privacy(noise_multiplier=1.0))
     assert "by a factor of exp(ε) = " in promised
@@ -85,9 +85,9 @@ def cost(method: str, epsilon: float | None, *accuracies: float) -> Cost:
 
 def test_costs_are_kept_and_tabled(tmp_path: Path) -> None:
     file = tmp_path / "privacy.json"
-    Curve(file).keep([cost("fedavg-local", None, 0.9, 0.9), cost("fedavg-local", 8.0, 0.5, 0.5)])
-    Curve(file).keep([cost("fedavg-local", 8.0, 0.7, 0.8), cost("fedavg-local", 1.0, 0.2, 0.2)])
-    costs = Curve(file).costs
+    keep(file, [cost("fedavg-local", None, 0.9, 0.9), cost("fedavg-local", 8.0, 0.5, 0.5)])
+    keep(file, [cost("fedavg-local", 8.0, 0.7, 0.8), cost("fedavg-local", 1.0, 0.2, 0.2)])
+    costs = measured(file)
     assert cost_rows(costs) == [
         ["federation", "method", "ε = 1", "ε = 8", "without"],
         ["`digits`", "`fedavg-local`", "20.00 ± 0.00", "75.00 ± 7.07", "90.00 ± 0.00"],

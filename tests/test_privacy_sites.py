@@ -14,10 +14,12 @@ import orchard
 from helpers import SMALL, small_arrays
 from orchard.cli.display import print_result
 from orchard.core.contract import Download
-from orchard.errors import UserError
+from orchard.data.site import site_data
+from orchard.errors import RunFailed, UserError
 from orchard.export.export import export_joined
 from orchard.report.content import contents_of
 from orchard.runs.folder import RunFolder
+from orchard.sites.budget import said, spent
 from orchard.sites.check import check
 from orchard.sites.plan import Plan
 from orchard.sites.report import SiteRun, export, report
@@ -27,8 +29,8 @@ from sites import SITES, Consortium, kit_of_north, small_plan, write_npz
 NOISY: dict[str, Any] = {"noise_multiplier": 1.0}
 
 
-def private_plan(**changes: Any) -> Plan:
-    return small_plan(privacy=NOISY, **changes)
+def private_plan(run: str = "run", **changes: Any) -> Plan:
+    return small_plan(run, privacy=NOISY, **changes)
 
 
 def kept(consortium: Consortium) -> list[Tensor]:
@@ -153,6 +155,26 @@ def test_of_two_processes_of_a_site_none_answers_a_round_that_the_other_has_answ
     assert not torch.equal(answer_of(one, 2, value=0.5), first)
 
 
+def test_a_round_that_failed_is_not_tried_with_anything_else(tmp_path: Path) -> None:
+    """Whether training diverges depends on the data, and each try would have noise of its own."""
+    diverging = small_plan(method="fedavg", lr=1e38, privacy={"noise_multiplier": 1e3})
+    worker = north(Consortium(tmp_path), diverging)
+
+    def failure(value: float, round: int = 0) -> object:
+        assert worker.started is not None
+        down = worker.started.federation.traffic.down
+        sent = [[name, np.full(n, value, "<f4").tobytes()] for name, n in down.items()]
+        return worker.handle({"what": "round", "round": round, "vectors": sent})["failure"]
+
+    assert failure(0.0) == "training not finite"
+    assert failure(0.5) == "round spent"
+    assert failure(0.0) == "training not finite"  # the same once more tells nothing new
+    assert failure(0.5, round=1) == "training not finite"
+    worker.handle({"what": "enrol", "plan": private_plan(method="fedavg").to_json(), "orchard": orchard.__version__})
+    worker.handle({"what": "start", "samples": [17, 22, 28, 34], "shape": [6]})
+    assert failure(0.0, round=2) == "plan changed"  # nothing is recorded, but something is spent
+
+
 def test_without_its_key_a_site_does_not_go_on(tmp_path: Path) -> None:
     consortium = Consortium(tmp_path)
     consortium.run(private_plan(), stop_after=2)
@@ -176,6 +198,7 @@ def test_the_exported_model_is_the_last_and_its_card_says_what_is_promised(
     assert "ε = 13.5 at δ = 1e-05" in card
     assert "What it says about single records" in card
     assert "several records of one person" in card
+    assert "who knows the seed" not in card  # the site's noise is a secret
     assert "accuracy" not in card
     assert "17 for train, 3 for validation" in card
     assert "| a |" not in card  # no count of a class
@@ -201,6 +224,46 @@ def test_check_says_what_is_promised_and_that_no_figure_leaves(tmp_path: Path) -
     assert "  other runs on the same data: their ε add up" in said
     assert any(line.startswith("note: privacy, for each record") for line in said)
     assert not list((tmp_path / "north" / "records").iterdir())  # no key was made
+
+
+def test_a_site_may_limit_what_all_its_runs_spend_together(tmp_path: Path) -> None:
+    """Each of these runs has ε = 13.5 at north; a run that goes on is not counted twice."""
+    consortium = Consortium(tmp_path)
+    consortium.settings["north"] = consortium.settings["north"].changed(epsilon=20.0)
+    with pytest.raises(RunFailed, match=r"north .privacy needed here."):
+        consortium.run(small_plan())
+    with pytest.raises(RunFailed, match=r"north .delta not below one in n."):
+        consortium.run(small_plan(privacy={"epsilon": 1.0, "delta": 0.1}))
+    consortium.run(private_plan(), stop_after=2)
+    consortium.restart_sites()
+    consortium.run(private_plan())
+    with pytest.raises(RunFailed, match=r"north .privacy spent here."):
+        consortium.run(private_plan(run="again"))
+    consortium.settings["north"] = consortium.settings["north"].changed(epsilon=27.1)
+    consortium.run(private_plan(run="again"))
+    limited = consortium.settings["north"]
+    assert spent(limited.records) == pytest.approx(2 * 13.5, abs=0.1)
+    assert list(said(private_plan(run="third"), 17, limited)) == [
+        "Runs recorded here have spent ε = 27; with this one it is 40.6.",
+        "This site allows ε = 27.1 for all runs together, and none without [privacy].",
+    ]
+
+
+def test_a_label_does_not_decide_into_which_part_other_records_go(tmp_path: Path) -> None:
+    """Where Orchard divides a site's data by itself; else one record would show in the training of several."""
+
+    def divided(labels: Sequence[int], plan: Plan) -> list[list[float]]:
+        file = tmp_path / "data.npz"
+        np.savez(file, x=np.arange(len(labels), dtype=np.float32)[:, None], y=np.array(labels))
+        (client,) = site_data(file, "north", 0, plan.task, plan.experiment).clients
+        return [part.x[:, 0].tolist() for part in client.parts()]
+
+    labels = [0, 1, 2] * 20
+    changed = [2, *labels[1:]]
+    parts = divided(labels, private_plan())
+    assert parts == divided(changed, private_plan())
+    assert [len(part) for part in parts] == [40, 8, 12]
+    assert divided(labels, small_plan()) != divided(changed, small_plan())
 
 
 def test_a_newcomer_is_private_too(tmp_path: Path) -> None:
@@ -232,10 +295,11 @@ def test_the_server_has_no_figure_to_show(finished: Consortium, capsys: pytest.C
     ("changes", "why"),
     [
         ({"purpose": "statistics"}, "statistics have no noise"),
-        ({"task": "regression"}, "standardises the numbers to predict by exact means"),
+        ({"fraction": 0.5}, "is taken of every class, by the labels"),
+        ({"task": "regression"}, r"'a' would be standardised by an exact mean.*\[scale\] \"a\" = "),
         (
             {"table": {"target": "ill", "columns": {"age": "number", "sex": ["f", "m"]}}},
-            "the column 'age' would be standardised by an exact mean",
+            "'age' would be standardised by an exact mean",
         ),
     ],
 )

@@ -31,7 +31,7 @@ from orchard.data.medical.scans import MedicalSettings
 from orchard.data.owners import count_owners_in
 from orchard.data.partitions import Partition, Practical, column_key
 from orchard.data.shifts import Shift
-from orchard.data.tables.settings import TableSettings
+from orchard.data.tables.settings import Scale, TableSettings
 from orchard.errors import UserError
 from orchard.method import MethodSettings
 from orchard.privacy.settings import Privacy
@@ -63,6 +63,11 @@ class Experiment(Settings):
     )
     layout: Layout | None = Field(default=None, description="what the axes of arrays are; none: what is obvious")
     table: TableSettings | None = Field(default=None, description="of tables: what each column is for")
+    scale: Scale | None = Field(
+        default=None,
+        description="mean and deviation of each number, known beforehand, e.g. `age = [54, 9]`: of a table's columns, "
+        "and of what regression predicts; none: made of the data",
+    )
     size: int = Field(default=28, ge=1, description="side of the images; other sizes are resized")
     images: MedicalSettings | None = Field(
         default=None, description="of DICOM and NIfTI files: window, spacing and depth; none: there are no such files"
@@ -132,6 +137,8 @@ class Experiment(Settings):
             self.method.check(self)
         except ValueError as error:
             raise ValueError(f"method.{error}") from None
+        if self.scale is not None and self.table is not None and self.table.scaling == "shared":
+            raise ValueError('scale: is known, and not made of the sites\' data; leave table.scaling = "shared" out')
         if self.robust and not self.method.withstands:
             able = "methods that average one model, and apple, fedfomo and graft, have one"
             raise ValueError(f"robust = true: {self.method.name} has no defence against dishonest clients; {able}")

@@ -31,10 +31,17 @@ def document(folder: Path) -> str:
     """Return the page: what is written by hand, and the table of the audits that are kept."""
     file = folder / NAME
     audits = [(label, parsed(content, file)) for label, content in json.loads(file.read_text("utf-8")).items()]
-    notes = "\n".join(f"- {note}" for note in notes_of(audits))
+    private = sorted((one for one in audits if one[1].epsilon), key=lambda one: (one[1].method, one[1].epsilon))
+    parts = {
+        "TABLE": markdown_table(*table_of([one for one in audits if not one[1].epsilon])),
+        "PRIVATE": markdown_table(*table_of(private)),
+        "ABOUT": [ABOUT],
+        "NOTES": [f"- {note}" for note in notes_of(audits)],
+    }
     text = (folder / "audit.md").read_text("utf-8")
-    table = "\n".join(markdown_table(*table_of(audits)))
-    return text.replace("{TABLE}", table).replace("{ABOUT}", ABOUT).replace("{NOTES}", notes)
+    for name, lines in parts.items():
+        text = text.replace(f"{{{name}}}", "\n".join(lines))
+    return text
 
 
 if __name__ == "__main__":

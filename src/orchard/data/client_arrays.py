@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from orchard.data.clients import FederatedData
 from orchard.data.division import checked, client_of_samples, shifted
+from orchard.data.known_scale import with_known_scale
 from orchard.data.samples import Samples, as_samples, decoded, find_task, split_by_stratum
 from orchard.data.stored import digest_of_arrays
 from orchard.errors import UserError
@@ -56,7 +57,8 @@ def from_arrays(arrays: Sequence[ClientArrays], experiment: Experiment) -> Feder
         first, last = (train, test) if test else split_by_stratum(train, task)
         clients.append(client_of_samples(names[i], i, experiment, task, first, validation, last))
     stored = " ".join(digest_of_arrays({f.name: getattr(given, f.name) for f in _ARRAYS}) for given in arrays)
-    return shifted(replace(checked(clients, task), stored=stored), experiment)
+    agreed = checked(clients, with_known_scale(task, experiment.scale))
+    return shifted(replace(agreed, stored=stored), experiment)
 
 
 def samples_of_arrays(

@@ -12,6 +12,7 @@ from orchard.data.catalogue import CATALOGUE
 from orchard.data.clients import PARTS, ClientData, FederatedData
 from orchard.data.datasets import load_dataset, published_files
 from orchard.data.folders import comes_by_client, is_table, subfolders
+from orchard.data.known_scale import with_known_scale
 from orchard.data.own_images import read_folders
 from orchard.data.partitions import Column, Given, Indices, Matrix, Natural, assign, keep_fraction, partition_matrix
 from orchard.data.samples import Dataset, Samples, split_by_stratum
@@ -68,7 +69,7 @@ def check_partition(experiment: Experiment, *, by_client: bool) -> None:
 
 def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     """Divide a dataset among the clients; 15 % of each client's training data become its validation part."""
-    seed, task = experiment.partition.seed, dataset.task
+    seed, task = experiment.partition.seed, with_known_scale(dataset.task, experiment.scale, dataset.schema)
     strata, test_strata = (task.strata(samples.y).numpy() for samples in (dataset.train, dataset.test))
     kept = keep_fraction(strata, experiment.fraction, seed)
     names: Sequence[str] = [f"client {i}" for i in range(experiment.clients)]
@@ -84,7 +85,10 @@ def divide(dataset: Dataset, experiment: Experiment) -> FederatedData:
     validation = _laid_out(dataset.train, [part[cut[1]] for part, cut in zip(mine, cuts, strict=True)])
     parts = zip(names, train, validation, _laid_out(dataset.test, tests), strict=True)
     clients = [ClientData(*part) for part in parts]
-    if dataset.schema is not None:
+    if dataset.schema is not None and experiment.scale is not None:
+        scaling = Scaling.known(experiment.scale, dataset.schema)
+        clients = [scaled(client, dataset.schema, scaling) for client in clients]
+    elif dataset.schema is not None:
         shared = experiment.table is not None and experiment.table.scaling == "shared"
         clients = standardised(clients, dataset.schema, shared=shared)
     return checked(clients, task, matrix)
@@ -143,7 +147,7 @@ def _client_folders(folder: Path, experiment: Experiment) -> FederatedData:
     for i, (home, part) in enumerate(zip(homes, parts, strict=True)):
         train, test = split_by_stratum(part, task)
         clients.append(client_of_samples(home.name, i, experiment, task, train, None, test))
-    return checked(clients, task)
+    return checked(clients, with_known_scale(task, experiment.scale))
 
 
 def _cut(size: int, seed: int, client: int) -> tuple[Indices, Indices]:

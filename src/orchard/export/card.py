@@ -97,7 +97,8 @@ def _privacy(trained: TrainedModel) -> list[str]:
     if experiment.privacy is None:
         return []
     spent = account_of(experiment, trained.sizes["train"])
-    missing = not_covered(scaled=trained.task.scale() is not None or bool(trained.preparation), figures=trained.told)
+    exact = experiment.scale is None and (trained.task.scale() is not None or bool(trained.preparation))
+    missing = not_covered(scaled=exact, simulated=trained.told)
     lines = ["## What it says about single records", "", f"It has {promise(spent, experiment.privacy)}.", ""]
     return [*lines, "Not covered are:", "", *(f"- {what};" for what in missing[:-1]), f"- {missing[-1]}.", ""]
 

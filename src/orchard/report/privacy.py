@@ -3,12 +3,44 @@
 python -m orchard.report.privacy results docs/privacy.md
 """
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from orchard.report.panel import markdown
-from orchard.runs.privacy_curve import Cost, Curve
+from orchard.runs.comparison import Spread
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method reaches at one ε: `benchmarks/privacy_curve.py` measures it."""
+
+    federation: str
+    method: str
+    epsilon: float | None
+    """None: without privacy."""
+    accuracy: Spread
+    """Mean client test accuracy over the last rounds, which nobody chooses; ± over seeds."""
+    samples: tuple[int, int]
+    """Training samples of the smallest and the largest client."""
+    multiplier: tuple[float, ...] | None
+    """σ of the largest and of the smallest client."""
+    seeds: tuple[int, ...]
+
+
+def measured(file: Path) -> list[Cost]:
+    """Return what is kept in a file; nothing if there is none."""
+    return TypeAdapter(list[Cost]).validate_json(file.read_bytes()) if file.exists() else []
+
+
+def keep(file: Path, new: Sequence[Cost]) -> None:
+    """Put costs into a file, in place of what was measured of the same before."""
+    kept = {(cost.federation, cost.method, cost.epsilon): cost for cost in [*measured(file), *new]}
+    file.write_text(json.dumps([asdict(cost) for cost in kept.values()], indent=1) + "\n", "utf-8")
 
 
 def cost_rows(costs: Sequence[Cost]) -> list[list[str]]:
@@ -42,7 +74,7 @@ def _range(multipliers: Sequence[float] | None) -> str:
 
 def document(folder: Path) -> str:
     """Return the page."""
-    costs = Curve(folder / "privacy.json").costs
+    costs = measured(folder / "privacy.json")
     text = (folder / "privacy.md").read_text("utf-8")
     for name, rows in {"COST": cost_rows(costs), "NOISE": noise_rows(costs)}.items():
         text = text.replace(f"{{{name}}}\n", markdown(rows))

@@ -166,9 +166,9 @@ def private_cost(experiment: Experiment, data: FederatedData) -> str:
     parameters = _federation(experiment, data).parameters
     samples = {client.name: len(client.train.y) for client in data.clients}
     said = before_a_run(experiment, samples, parameters)
-    if data.task.scale() is None and data.preparations() is None:
+    if experiment.scale is not None or (data.task.scale() is None and data.preparations() is None):
         return said
-    return f"{said}\n  not covered: exact means and deviations, by which numbers are standardised"
+    return f"{said}\n  not covered: exact means and deviations, by which numbers are standardised (see: scale)"
 
 
 OF_A_CLIENT: tuple[Check, ...] = (

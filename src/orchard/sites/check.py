@@ -21,6 +21,7 @@ from orchard.privacy.accounting import account_of
 from orchard.privacy.noise import Noise
 from orchard.privacy.statement import not_covered, promise
 from orchard.runs.checks import OF_A_CLIENT, findings
+from orchard.sites.budget import said
 from orchard.sites.consortium import consortium_of
 from orchard.sites.enrolment import Enrolled, Started, enrolled, number_moments, started
 from orchard.sites.members import described, known_sites
@@ -106,7 +107,7 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
     yield "What leaves this site:"
     counted = "samples" if privacy else task.counted
     yield f"  once: the shape of a sample, and the number of {counted} in each part"
-    if task.scale() is not None:
+    if task.asks_moments():
         yield "    of the numbers to predict in its training part: count, mean and sum of squared deviations"
     if known.data.unscaled is not None:
         yield "    of each number in the table, in its training part: count, mean and sum of squared deviations"
@@ -126,9 +127,11 @@ def _what_leaves(known: Enrolled, model: Tensor, update: ClientUpdate, sent: Vec
     yield f"What does not: {', '.join(stays)}."
     if privacy:
         yield ""
-        yield f"Privacy: {promise(account_of(known.experiment, len(known.data.clients[0].train.y)), privacy)}."
+        samples = len(known.data.clients[0].train.y)
+        yield f"Privacy: {promise(account_of(known.experiment, samples), privacy)}."
+        yield from said(known.plan, samples, known.settings)
         yield "Not covered are:"
-        yield from (f"  {what}" for what in not_covered(scaled=False, figures=False))
+        yield from (f"  {what}" for what in not_covered(scaled=False, simulated=False))
 
 
 def _who_sees_the_model(model: Tensor, uploaded: Vectors, sent: Vectors) -> str:

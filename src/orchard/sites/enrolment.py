@@ -20,6 +20,7 @@ from orchard.engines.flare.messages import Bounds, Message, MessageRejected, unp
 from orchard.engines.memory import Stacker
 from orchard.experiment import Experiment
 from orchard.privacy.noise import Noise
+from orchard.sites.budget import check_budget
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRecord
 from orchard.sites.settings import SiteSettings
@@ -67,6 +68,7 @@ def enrolled(plan: Plan, name: str, settings: SiteSettings) -> Enrolled:
     counts = {part: rows[0] for part, rows in data.class_counts().items()}
     sizes = {part: sizes[0] for part, sizes in data.sizes().items()}
     about = {"plan": plan.to_json(), "site": name, "data": data.fingerprint(), "sizes": sizes, "counts": counts}
+    check_budget(plan, sizes["train"], settings)
     record = SiteRecord(settings.records / plan.run, about, settings.rounds_kept)
     before = record.newest()
     if before is not None and before["about"]["data"] != about["data"]:
@@ -136,7 +138,7 @@ def _prepared(data: FederatedData, numbers: object) -> ClientData:
 
 def _agreed_task(task: Task, scale: object) -> Task:
     """Return the task with the means and deviations that the server has made of all sites' moments."""
-    if task.scale() is None:
+    if not task.asks_moments():
         return task
     lists = isinstance(scale, list | tuple) and len(scale) == 2 and all(isinstance(s, list | tuple) for s in scale)
     if not isinstance(scale, list | tuple) or not lists:

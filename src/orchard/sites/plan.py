@@ -5,12 +5,13 @@ It leaves out what each site decides for itself: the path of its data, its devic
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from orchard.data.known_scale import at_scale, misnamed
 from orchard.errors import UserError
 from orchard.experiment import Experiment, RunOptions
 from orchard.privacy.accounting import check_installed
@@ -84,6 +85,8 @@ class Plan(Settings):
                 raise ValueError(f"sites: {site!r}: letters, digits and hyphens make a name")
         if experiment.clients != len(self.sites) or experiment.partition.name != "given":
             raise ValueError("experiment: clients are the sites, and their data are given")
+        if experiment.scale is not None and (reason := misnamed(experiment.scale, self.numbers)):
+            raise ValueError(f"experiment.{reason}")
         if len(self.agreement.classes) < 2 and self.task.name in ("classification", "segmentation"):
             raise ValueError("agreement.classes: at least two, the first being 0")
         if experiment.table is not None and experiment.table.columns is None:
@@ -98,7 +101,7 @@ class Plan(Settings):
         if experiment.privacy is not None:
             if self.purpose == "statistics":
                 raise ValueError("experiment.privacy: statistics have no noise; ask for them without, or not at all")
-            _check_private(experiment)
+            _check_private(experiment, self.numbers)
         agreed = self.agreement.samples
         if agreed is not None and agreed.keys() != set(self.sites):
             raise ValueError(f"agreement.samples: must name every site once: {', '.join(self.sites)}")
@@ -110,15 +113,20 @@ class Plan(Settings):
     def task(self) -> Task:
         """What is predicted: classification, unless the experiment says otherwise."""
         scale = ((), ()) if self.experiment.task == "regression" else None
-        return task_named(self.experiment.task or "classification", self.agreement.classes, scale)
+        task = task_named(self.experiment.task or "classification", self.agreement.classes, scale)
+        return task if self.experiment.scale is None else at_scale(task, self.experiment.scale)
 
     @property
     def shared_numbers(self) -> int:
         """How many columns of a table sites standardise together."""
         table = self.experiment.table
-        if table is None or table.columns is None or table.scaling == "own":
-            return 0
-        return sum(kind == "number" for kind in table.columns.values())
+        return len(_columns_of_numbers(self.experiment)) if table is not None and table.scaling == "shared" else 0
+
+    @property
+    def numbers(self) -> list[str]:
+        """What is standardised: columns of numbers, and what regression predicts."""
+        predicted = self.agreement.classes if self.experiment.task == "regression" else []
+        return [*_columns_of_numbers(self.experiment), *predicted]
 
     @property
     def min_sites(self) -> int:
@@ -144,18 +152,23 @@ class Plan(Settings):
             raise UserError(f"the plan of the run is not valid: {error}") from None
 
 
-def _check_private(experiment: Experiment) -> None:
+def _columns_of_numbers(experiment: Experiment) -> list[str]:
+    columns = (experiment.table and experiment.table.columns) or {}
+    return [name for name, kind in columns.items() if kind == "number"]
+
+
+def _check_private(experiment: Experiment, numbers: Sequence[str]) -> None:
     """Raise if anything would be made of the data that is on no account, or if accounts cannot be kept here."""
     check_installed()
-    columns = {} if experiment.table is None else experiment.table.columns or {}
-    if experiment.task == "regression":
+    if experiment.fraction < 1:
         raise ValueError(
-            "experiment.privacy: regression standardises the numbers to predict by exact means, which have no noise"
+            f"experiment.fraction = {experiment.fraction:g}: is taken of every class, by the labels, which have no "
+            "noise; leave it out"
         )
-    if numbers := [name for name, kind in columns.items() if kind == "number"]:
+    if numbers and experiment.scale is None:
         raise ValueError(
-            f"experiment.privacy: the column {numbers[0]!r} would be standardised by an exact mean, which has no "
-            "noise; let each site write features of mean 0 and deviation 1, by figures known beforehand, into an .npz"
+            f"experiment.privacy: {numbers[0]!r} would be standardised by an exact mean, which has no noise; say what "
+            f"is known of all such numbers without these data: [scale] {json.dumps(numbers[0])} = [MEAN, DEVIATION]"
         )
 
 

@@ -26,6 +26,12 @@ class SiteSettings(Settings):
     models: list[str] = Field(
         default=[], description='networks of your own that a run may name: "package.module:factory"'
     )
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="the most that all runs recorded here may spend together; runs without [privacy] are then refused",
+    )
     statistics: bool = Field(
         default=False, description="whether the coordinator may ask for statistics before training"
     )

@@ -29,6 +29,7 @@ from orchard.engines.flare.messages import (
 )
 from orchard.errors import UserError
 from orchard.method import Moment
+from orchard.sites.budget import begin
 from orchard.sites.enrolment import Enrolled, Started, enrolled, number_moments, started
 from orchard.sites.plan import Plan
 from orchard.sites.record import SiteRound, update_of
@@ -181,6 +182,8 @@ def _recorded_round(known: Enrolled, now: Started, download: Download) -> Client
     if context.noise is not None:
         before = done["lineage"] if done else known.record.about["data"]
         lineage = lineage_of(before, now.federation.samples, download)
+        own = now.federation.samples[known.index]
+        begin(known.record.folder, known.plan, own, download.round, lineage)
         context = replace(context, noise=context.noise.of(lineage.encode()))
     now.client.restore(state)
     network = now.context.network

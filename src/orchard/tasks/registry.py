@@ -17,7 +17,8 @@ TASKS: Mapping[str, type[Task]] = {task.name: task for task in (Classification, 
 def task_named(name: str, classes: Sequence[str], scale: Sequence[Sequence[float]] | None = None) -> Task:
     """Return a task by name; regression has a scale: the means and the deviations of its targets."""
     if scale is not None:
-        return Regression(tuple(classes), *(tuple(values) for values in scale))
+        mean, deviation = (tuple(values) for values in scale)
+        return Regression(tuple(classes), mean, deviation)
     return TASKS[name](tuple(classes))
 
 

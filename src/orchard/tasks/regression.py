@@ -2,7 +2,8 @@
 
 The network's outputs are standardised: prediction = mean + deviation·output, with the mean and deviation of the
 training targets of all clients together. Clients mix models, so they must mean the same by an output. Separate
-clients agree on both from three figures of each: count, mean and sum of squared deviations.
+clients agree on both from three figures of each: count, mean and sum of squared deviations. An experiment can have
+figures in their place that were known beforehand (`scale`).
 
     R²    1 − Σ(y − ŷ)² / Σ(y − ȳ)², mean over targets; undefined if a target does not vary
     MAE   the mean of |y − ŷ|, mean over targets, in the targets' units
@@ -33,6 +34,8 @@ class Regression(Task):
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     """Of the training targets of all clients; empty until they have agreed."""
+    known: bool = False
+    """Whether both were known beforehand."""
 
     name: ClassVar[str] = "regression"
     score: ClassVar[str] = "r2"
@@ -119,14 +122,22 @@ class Regression(Task):
         known = [[""] * len(self.classes)] * len(outputs) if y is None else _texts(y)
         return [mine + theirs for mine, theirs in zip(_texts(self.predicted(outputs)), known, strict=True)]
 
+    def asks_moments(self) -> bool:
+        """Tell whether mean and deviation are still to be made of the targets."""
+        return not self.known
+
     def moments(self, y: Tensor) -> Moments:
-        """Return the count, and mean and sum of squared deviations of each target."""
+        """Return the count, and mean and sum of squared deviations of each target; nothing if the scale is known."""
+        if self.known:
+            return ()
         y = y.cpu().double()
         mean = y.mean(0)
         return [float(len(y)), *mean.tolist(), *(y - mean).square().sum(0).tolist()]
 
     def agreed(self, moments: Sequence[Moments]) -> Self:
         """Return the task with mean and deviation of all clients' targets; a constant target has deviation 1."""
+        if self.known:
+            return self
         table, size = np.array(moments, dtype=np.float64), len(self.classes)
         count, means, squares = table[:, :1], table[:, 1 : 1 + size], table[:, 1 + size :]
         mean = (count * means).sum(0) / count.sum()

@@ -121,6 +121,10 @@ class Task(ABC):
     def predictions(self, outputs: Tensor, y: Tensor | None) -> Rows:
         """Return a row of that table for each sample."""
 
+    def asks_moments(self) -> bool:
+        """Tell whether clients must agree on a scale of the targets before training."""
+        return False
+
     def moments(self, y: Tensor) -> Moments:
         """Return what the clients must agree on before training, as figures of one client's training targets."""
         return ()

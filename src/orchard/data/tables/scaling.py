@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from orchard.data.tables.encoding import Rows, Schema, encode
+from orchard.data.tables.settings import Finite, Positive, Scale
 from orchard.errors import UserError
 from orchard.settings import Settings
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -76,7 +76,7 @@ class Scaling(Settings):
     model_config = ConfigDict(strict=False)
 
     means: tuple[Finite, ...]
-    deviations: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
+    deviations: tuple[Positive, ...]
 
     @model_validator(mode="after")
     def _same_length(self) -> Self:
@@ -95,6 +95,16 @@ class Scaling(Settings):
         means[numbers] = np.where(np.array(moments.counts) > 0, moments.means, 0.0)
         deviations[numbers] = np.where(found > 0, found, 1.0)
         return cls(means=tuple(means.tolist()), deviations=tuple(deviations.tolist()))
+
+    @classmethod
+    def known(cls, scale: Scale, schema: Schema) -> "Scaling":
+        """Return the scaling by means and deviations that are known beforehand, by their columns' names."""
+        each = [
+            scale[column.name] if k == 0 and column.levels is None else (0.0, 1.0)
+            for column in schema.columns
+            for k, _ in enumerate(column.features)
+        ]
+        return cls(means=tuple(mean for mean, _ in each), deviations=tuple(deviation for _, deviation in each))
 
     def apply(self, x: Rows) -> Rows:
         """Return a copy of encoded rows, standardised; a missing value becomes 0, the mean."""

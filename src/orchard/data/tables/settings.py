@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -12,6 +12,11 @@ from orchard.settings import Settings
 
 Kind = Literal["number"] | list[str]
 """The kind of a feature column: a number, or a category with its levels."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Scale = dict[str, Annotated[tuple[Finite, Positive], Field(strict=False)]]
+"""Mean and deviation of numbers by name: of columns of a table, and of what regression predicts."""
 
 MOST_LEVELS = 100
 """A category with more levels is taken for a mistake."""

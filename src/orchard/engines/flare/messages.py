@@ -228,7 +228,7 @@ def _features(value: object, numbers: int, samples: int) -> FeatureMoments | Non
 
 def _moments(value: object, task: Task, samples: int) -> Moments:
     """Check and return the moments of a site's targets; a task without agreed targets has none."""
-    size = len(task.classes) if task.scale() is not None else 0
+    size = len(task.classes) if task.asks_moments() else 0
     if not isinstance(value, list | tuple) or len(value) != (1 + 2 * size if size else 0):
         raise MessageRejected("malformed")
     if not size:

@@ -1,22 +1,18 @@
 """What privacy costs: accuracy against ε, measured on federations that differ in size.
 
-python -m orchard.runs.privacy_curve results/privacy.json [FEDERATION ...]
-
-It can be interrupted and repeated: finished runs are reused, and figures are kept as soon as a federation has one.
+``python benchmarks/privacy_curve.py results/privacy.json`` measures all of them, or those that are named. It can be
+interrupted and repeated: finished runs are reused, and a method's figure is kept as soon as all its seeds have run.
 """
 
-import json
-import sys
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from orchard.experiment import RunOptions, load_experiment
 from orchard.privacy.accounting import account_of
+from orchard.report.privacy import Cost, keep
 from orchard.runs.comparison import Spread
 from orchard.runs.grid import Grid, Measured, parse_contender, run_grid
 from orchard.runs.loop import Progress
@@ -25,7 +21,6 @@ from orchard.runs.result import Result
 
 METHODS = ("separate", "fedavg-local", "apple", "graft")
 EPSILONS = (1.0, 3.0, 8.0)
-SEEDS = (0, 1, 2)
 
 FEDERATIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "heart-all": ({"dataset": "heart-disease"}, {"batch_size": 64, "lr": 0.2}),
@@ -41,47 +36,15 @@ FEDERATIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 """Settings without privacy, and what is changed with it: larger batches, since noise is added to each, and fewer."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """A method at one ε."""
-
-    federation: str
-    method: str
-    epsilon: float | None
-    """None: without privacy."""
-    accuracy: Spread
-    """Mean client test accuracy over the last rounds, which nobody chooses; ± over seeds."""
-    samples: tuple[int, int]
-    """Training samples of the smallest and the largest client."""
-    multiplier: tuple[float, ...] | None
-    """σ of the largest and of the smallest client."""
-    seeds: tuple[int, ...]
-
-
-class Curve:
-    """Measured costs, in a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.costs = TypeAdapter(list[Cost]).validate_json(file.read_bytes()) if file.exists() else []
-
-    def keep(self, new: Sequence[Cost]) -> None:
-        """Replace what was measured before, and write the file."""
-        fresh = {(c.federation, c.method, c.epsilon): c for c in new}
-        kept = {(c.federation, c.method, c.epsilon): c for c in self.costs}
-        self.costs = list({**kept, **fresh}.values())
-        self.file.write_text(json.dumps([asdict(cost) for cost in self.costs], indent=1) + "\n", "utf-8")
-
-
-def measure(federation: str, options: RunOptions, root: Path, seeds: Sequence[int] = SEEDS) -> Iterator[list[Cost]]:
-    """Run all methods of a federation, one ε after another; yield their costs."""
+def measure(federation: str, seeds: Sequence[int], options: RunOptions, root: Path) -> Iterator[Cost]:
+    """Run the methods at one ε after another, the weakest first; yield what each costs."""
     plain, private = FEDERATIONS[federation]
     for epsilon in (None, *reversed(EPSILONS)):
         changes = {} if epsilon is None else {**private, "privacy": {"epsilon": epsilon}}
         base = load_experiment(overrides={**plain, **changes})
-        contenders = [parse_contender(method, base) for method in METHODS]
-        runs = run_grid(Grid(base, options, seeds, root), contenders, _Told())
-        yield [_cost(federation, method, [runs[method, seed] for seed in seeds], seeds) for method in METHODS]
+        for method in METHODS:
+            runs = run_grid(Grid(base, options, seeds, root), [parse_contender(method, base)], _Told())
+            yield _cost(federation, method, [runs[method, seed] for seed in seeds], seeds)
 
 
 def _cost(federation: str, method: str, runs: Sequence[Measured], seeds: Sequence[int]) -> Cost:
@@ -100,30 +63,31 @@ def _cost(federation: str, method: str, runs: Sequence[Measured], seeds: Sequenc
 
 
 class _Told:
-    """Says on standard error which runs are done."""
+    """Says which runs are done."""
 
     def plan(self, runs: int, rounds: int, stage: str) -> None:
-        """Say nothing."""
+        pass
 
     def begin(self, label: str, seed: int) -> Progress | None:
-        """Say nothing."""
         return None
 
     def end(self, label: str, seed: int, result: Result, reused: Path | None) -> None:
-        """Say that a run has finished."""
-        sys.stderr.write(f"{label}, seed {seed}: {mean(result.scores()[-1]):.3f}\n")
+        print(f"{label}, {result.experiment.privacy}, seed {seed}: {mean(result.scores()[-1]):.3f}", flush=True)
 
     def fail(self, label: str, seed: int, reason: str) -> None:
-        """Say why a run failed."""
-        sys.stderr.write(f"{label}, seed {seed}: {reason}\n")
+        print(f"{label}, seed {seed}: {reason}", flush=True)
 
 
 def main() -> None:
-    """Measure the federations that are named, or all."""
-    curve = Curve(Path(sys.argv[1]))
-    for federation in sys.argv[2:] or FEDERATIONS:
-        for costs in measure(federation, RunOptions(workers=1), Path("runs") / "privacy"):
-            curve.keep(costs)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("federations", nargs="*", choices=[[], *FEDERATIONS], help="none: all")
+    parser.add_argument("--seeds", default="0,1,2")
+    options = parser.parse_args()
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    for federation in options.federations or FEDERATIONS:
+        for cost in measure(federation, seeds, RunOptions(workers=1), Path("runs") / "privacy"):
+            keep(options.results, [cost])
 
 
 if __name__ == "__main__":
