@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from measuring import Figure, interleaved, ratios
-from networks import PlainCNN, ResNet18, branched_cnn
+from networks import OrdinaryResNet18, PlainCNN, ResNet18, branched_cnn
 from orchard.core.contract import Download
 from orchard.core.federation import Federation
 from orchard.core.training import ClientContext
@@ -100,8 +100,8 @@ def _measured() -> list[Figure]:
     small = interleaved(
         {
             "plain": plain(ResNet18(), hospital, SMALL),
-            "apple": apple(12, hospital, ResNet18, SMALL),
-            "seldom": apple(12, hospital, ResNet18, SMALL, EVERY),
+            "apple": apple(12, hospital, OrdinaryResNet18, SMALL),
+            "seldom": apple(12, hospital, OrdinaryResNet18, SMALL, EVERY),
         },
         5,
         time.thread_time,
