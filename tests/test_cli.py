@@ -65,10 +65,10 @@ def test_runs_are_listed_extended_and_read_back(tmp_path: Path) -> None:
     listed = orchard_command("runs", cwd=tmp_path).stdout.splitlines()
     assert listed[0].split() == ["run", "state", "method", "data", "rounds", "best", "age"]
     assert re.fullmatch(
-        r"digits-dirichlet-graft-seed42 +finished +graft +digits, dirichlet +2/2 +\d+\.\d\d % +\d+ s\s*", listed[1]
+        r"digits-dirichlet-graft-seed42 +finished +graft +digits, dirichlet +2/2 +\d+\.\d\d % +\d+ (s|min) *", listed[1]
     )
     assert re.fullmatch(
-        r"digits-dirichlet-fedavg-seed42 +failed +fedavg +digits, dirichlet +1/1 +- +\d+ s\s*", listed[2]
+        r"digits-dirichlet-fedavg-seed42 +failed +fedavg +digits, dirichlet +1/1 +- +\d+ (s|min)\s*", listed[2]
     )
     assert len(listed) == 3
     shutil.copytree(tmp_path / "runs/digits-dirichlet-graft-seed42", tmp_path / "runs/[odd] one")

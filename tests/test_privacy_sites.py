@@ -210,7 +210,7 @@ def test_the_exported_model_is_the_last_and_its_card_says_what_is_promised(
 def test_check_says_what_is_promised_and_that_no_figure_leaves(tmp_path: Path) -> None:
     Consortium(tmp_path)
     kit, experiment = kit_of_north(tmp_path / "north-kit"), tmp_path / "experiment.toml"
-    table = {"model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "privacy": NOISY}
+    table = {"method": "apple", "model": "mlp", "rounds": 3, "epochs": 2, "batch_size": 8, "privacy": NOISY}
     experiment.write_text(tomli_w.dumps({**table, "deploy": {"classes": ["a", "b", "c"]}}))
     said = list(check(kit, experiment))
     assert "  once: the shape of a sample, and the number of samples in each part" in said

@@ -26,7 +26,7 @@ def test_settings_come_with_default_and_allowed_values() -> None:
     assert every["fraction"] == Described(
         "fraction", "1.0", "> 0, ≤ 1", "share of the training data used; tests stay whole"
     )
-    assert every["method"].default == "apple"
+    assert every["method"].default == "graft"
     assert every["out"].allowed == "a path, none"
     assert every["scaling"].allowed == "own, shared"
     assert every["target"].default == "must be set"
