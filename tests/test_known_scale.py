@@ -20,7 +20,8 @@ from orchard.sites.plan import Agreement, Plan
 from sites import SITES, Consortium, figures, same_models
 from task_data import task_arrays
 from test_heart import NAMES, real
-from test_own_tables import COLUMNS, FAST, patients
+from test_own_tables import COLUMNS, patients
+from test_own_tables import FAST as FASTEST
 
 SCALE = {"age": [50.0, 10.0], "pressure": [100.0, 25.0]}
 STAY = {**SCALE, "stay": [5.0, 3.0]}
@@ -28,6 +29,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "classification": {"table": {"target": "state", "columns": COLUMNS}, "scale": SCALE},
     "regression": {"table": {"target": "stay", "columns": COLUMNS}, "scale": STAY},
 }
+FAST = {**FASTEST, "lr": 0.01}
 PRIVATE = {"noise_multiplier": 1.0}
 
 
