@@ -110,7 +110,8 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         ("[deploy]\nclasses = ['a', 'b']\nmin_sites = 7", "deploy.min_sites = 7: there are 4 sites"),
         (
             "method.name = 'apple'\nmethod.mux = 3\n[deploy]\nclasses = ['a', 'b']\nround_seconds = 'x'",
-            "method.mux: unknown key of apple; did you mean 'mu'?\ndeploy.round_seconds = 'x': input should be a valid integer",
+            "method.mux: unknown key of apple; did you mean 'mu'?\n"
+            "deploy.round_seconds = 'x': input should be a valid integer",
         ),
     ],
 )
