@@ -28,7 +28,8 @@ PRIVATE = ("relationships", "alpha", "cluster", "time", "seconds")
 
 def simulated(arrays: list[ClientArrays], **changes: object) -> Result:
     """What the same federation gives in one process."""
-    values = {"dataset": "arrays", "clients": len(arrays), "model": "mlp", "rounds": 6, "epochs": 2, "batch_size": 16}
+    small = {"dataset": "arrays", "method": "apple", "model": "mlp", "rounds": 6, "epochs": 2, "batch_size": 16}
+    values = {**small, "clients": len(arrays)}
     return orchard.run(load_experiment(overrides={**values, **changes}), arrays)
 
 
