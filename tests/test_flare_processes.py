@@ -155,7 +155,8 @@ def test_tables_with_a_shared_scale_give_what_they_give_in_one_place(target: str
     for k, file in enumerate(files):
         patients(k).to_csv(file, index=False)
     table = {"target": target, "columns": COLUMNS, "scaling": "shared"}
-    settings: dict[str, Any] = {"table": table, "model": "mlp", "rounds": 2, "epochs": 2, "batch_size": 16, "lr": 0.05}
+    small = {"method": "apple", "model": "mlp", "rounds": 2, "epochs": 2, "batch_size": 16, "lr": 0.05}
+    settings: dict[str, Any] = {"table": table, **small}
     if target == "stay":
         settings["task"] = "regression"
     together = orchard.run(dataset=str(tmp_path / "tables"), **settings)
