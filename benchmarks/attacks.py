@@ -64,8 +64,8 @@ FEW, MANY = {"clients": 4}, {"clients": 12, "partition": DIRICHLET}
 SETTINGS = {
     "iid-1-of-4": Setting("1 of 4, alike", FEW | {"partition": "iid"}, (1,), ("fedavg", "apple", "graft", "fedfomo")),
     "dirichlet-1-of-4": Setting("1 of 4, unlike", FEW | {"partition": DIRICHLET}, (1,)),
-    "dirichlet-1-of-12": Setting("1 of 12, unlike", MANY, (1,), seeds=(0,)),
-    "dirichlet-3-of-12": Setting("3 of 12, unlike", MANY, (1, 4, 7), seeds=(0,)),
+    "dirichlet-1-of-12": Setting("1 of 12, unlike", MANY, (1,)),
+    "dirichlet-3-of-12": Setting("3 of 12, unlike", MANY, (1, 4, 7)),
 }
 METHODS = ("fedavg", "apple", "graft", "fedfomo")
 DEFENCES: Mapping[str, tuple[bool, bool]] = {"none": (False, False), "bounds": (True, False), "robust": (True, True)}
