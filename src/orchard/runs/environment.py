@@ -33,7 +33,7 @@ LATER = ("instructions",)
 def environment(experiment: Experiment, options: RunOptions) -> dict[str, Any]:
     """Return a description of this machine and this code."""
     return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "orchard": orchard.__version__,
         "results_version": RESULTS_VERSION,
         "own_code": own_code(experiment),
