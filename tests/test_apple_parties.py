@@ -73,7 +73,7 @@ def test_a_relationship_that_overflows_in_the_last_step_is_named_with_it() -> No
     receive(clients, server, contexts)
     client = clients[0]
     client.copies = [None if core is None else 100 * core for core in client.copies]  # and so are the gradients
-    with pytest.raises(NotFinite, match="the loss or a gradient is not finite at step 0 of epoch 0"):
+    with pytest.raises(NotFinite, match="the loss or a gradient is not finite at step 1 of epoch 1"):
         client.train(contexts[0], 0)
 
 

@@ -150,7 +150,7 @@ def test_a_run_that_diverges_ends_with_exit_code_1(tmp_path: Path) -> None:
     )
     assert run.returncode == 1
     assert re.search(
-        r"^orchard: client 0, round 0 \(.*\): the loss or a gradient is not finite at step", run.stderr, re.MULTILINE
+        r"^orchard: client 0, round 1 \(.*\): the loss or a gradient is not finite at step", run.stderr, re.MULTILINE
     )
     assert "Traceback" not in run.stderr
 

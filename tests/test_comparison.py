@@ -103,7 +103,7 @@ def test_a_failed_damaged_or_different_run_is_not_reused(tmp_path: Path) -> None
 def test_a_run_that_fails_is_named_and_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
     log = Log()
     contenders = [Contender("wild", Apple(), {"lr": 1e30}), parse_contender("separate", quick())]
-    with pytest.raises(RunFailed, match=r"^wild, seed 1: client \d, round 0 .*: the loss or a gradient is not finite"):
+    with pytest.raises(RunFailed, match=r"^wild, seed 1: client \d, round 1 .*: the loss or a gradient is not finite"):
         compare(quick_grid(tmp_path), contenders, log)
     assert log.failed == [("wild", 1)]
     assert log.begun == [("wild", 1), ("separate", 1)]

@@ -197,7 +197,7 @@ def test_a_client_that_breaks_the_contract_is_named(
     monkeypatch.setattr(FedAvg, "client", lambda self, index, federation: kind(federation))
     with pytest.raises(orchard.RunFailed) as failure:
         small_run(method="fedavg")
-    assert str(failure.value).startswith(f"client 0, round 0 (and 3 more): TypeError: {message}")
+    assert str(failure.value).startswith(f"client 0, round 1 (and 3 more): TypeError: {message}")
     assert isinstance(failure.value.__cause__, TypeError)
 
 
@@ -220,7 +220,7 @@ def test_a_server_that_breaks_the_contract_is_named(
     monkeypatch.setattr(FedAvg, "server", lambda self, federation: kind(federation))
     with pytest.raises(orchard.RunFailed) as failure:
         small_run(method="fedavg")
-    assert str(failure.value) == f"server, round 0: TypeError: {message}"
+    assert str(failure.value) == f"server, round 1: TypeError: {message}"
     assert isinstance(failure.value.__cause__, TypeError)
 
 

@@ -89,9 +89,9 @@ def test_a_client_that_fails_is_named_and_the_others_finish() -> None:
         updates = engine.exchange({i: Download(0, server.send(i, selected[i])) for i in range(4)})
     failure = updates[2]
     assert isinstance(failure, Failure)
-    assert str(failure).startswith("client 2, round 0: the loss or a gradient is")
+    assert str(failure).startswith("client 2, round 1: the loss or a gradient is")
     assert all(isinstance(updates[i], ClientUpdate) for i in (0, 1, 3))
-    with pytest.raises(RunFailed, match="client 2, round 0: the loss or a gradient is not finite at step 1 of epoch 0"):
+    with pytest.raises(RunFailed, match="client 2, round 1: the loss or a gradient is not finite at step 2 of epoch 1"):
         orchard.run(experiment, arrays)
 
 
@@ -102,7 +102,7 @@ def test_a_bug_in_a_model_is_reported_with_its_cause() -> None:
                 raise KeyError("oops")
             return super().forward(x)
 
-    with pytest.raises(RunFailed, match=r"client 0, round 0 \(and 3 more\): KeyError: 'oops'") as failure:
+    with pytest.raises(RunFailed, match=r"client 0, round 1 \(and 3 more\): KeyError: 'oops'") as failure:
         small_run(model=lambda: Fragile(6, 3))
     assert isinstance(failure.value.__cause__, KeyError)
 
@@ -202,7 +202,7 @@ class HastyServer(AppleServer):
 
 def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Apple, "server", lambda self, federation: HastyServer(self, federation))
-    message = "server, round 0: TypeError: HastyServer modifies cores in place: replace it"
+    message = "server, round 1: TypeError: HastyServer modifies cores in place: replace it"
     with pytest.raises(RunFailed, match=message):
         small_run(out=tmp_path / "run")
     assert RunFolder(tmp_path / "run").state() == "failed"
@@ -211,7 +211,7 @@ def test_a_server_that_does_so_is_told_so_too(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_server_that_sends_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AppleServer, "send", lambda self, client, selected: None)
-    with pytest.raises(RunFailed, match=r"server, round 0: TypeError: AppleServer\.send\(\) must return vectors"):
+    with pytest.raises(RunFailed, match=r"server, round 1: TypeError: AppleServer\.send\(\) must return vectors"):
         small_run()
 
 

@@ -36,7 +36,7 @@ def test_a_site_that_runs_another_orchard_does_not_take_part(tmp_path: Path) -> 
     consortium.run(small_plan(), stop_after=1)
     consortium.altered = another  # updated while the run was stopped: the others go on
     result = consortium.run(small_plan())
-    assert [entry.failures for entry in result.rounds[1:2]] == [{2: f"east, round 1: {reason}"}]
+    assert [entry.failures for entry in result.rounds[1:2]] == [{2: f"east, round 2: {reason}"}]
 
 
 @pytest.mark.parametrize("said", [None, 2, "9.9; rm -rf /", "9" * 33], ids=repr)

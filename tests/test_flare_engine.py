@@ -113,7 +113,7 @@ def test_a_site_that_is_away_is_missed_and_takes_part_again(budget: int | None, 
     assert torch.equal(checkpoint["server"]["cores"][2], core)  # its last core stays available
     result = consortium.run(plan)
     absent = [entry.failures for entry in result.rounds]
-    reasons = [f"east, round {r}: absent" for r in range(6)]
+    reasons = [f"east, round {r}: absent" for r in range(1, 7)]
     assert absent == [{}, {}, {2: reasons[2]}, {2: reasons[3]}, {2: reasons[4]}, {}]
     assert [entry.after_training[2] is None for entry in result.rounds] == [False, False, True, True, True, False]
     summary = json.loads((tmp_path / "server" / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
@@ -197,7 +197,7 @@ def test_a_bad_upload_is_rejected_and_the_others_go_on(kind: str, reason: str, n
         altered_update(answer, kind) if site == "east" and answer.get("upload") and answer["round"] == 1 else answer
     )
     result = consortium.run(small_plan(method=name))
-    assert [entry.failures for entry in result.rounds] == [{}, {2: f"east, round 1: rejected: {reason}"}, {}]
+    assert [entry.failures for entry in result.rounds] == [{}, {2: f"east, round 2: rejected: {reason}"}, {}]
     assert [up == 0 for up in result.rounds[1].bytes_up] == [False, False, True, False]
 
 
@@ -212,7 +212,7 @@ def test_an_upload_where_none_is_due_is_rejected(tmp_path: Path) -> None:
 
     consortium.altered = altered
     result = consortium.run(small_plan())  # after whose three rounds there is one exchange more, to evaluate
-    assert [entry.failures for entry in result.rounds] == [{}, {}, {2: "east, round 3: rejected: undeclared vector"}]
+    assert [entry.failures for entry in result.rounds] == [{}, {}, {2: "east, round 4: rejected: undeclared vector"}]
 
 
 @pytest.mark.parametrize("odd", [np.array([1, 2]), 10**400, [[[]]], {"a": 1}, "text", {1, 2}, float("nan")], ids=repr)
@@ -238,7 +238,7 @@ def test_a_site_says_of_its_errors_no_more_than_a_category(tmp_path: Path) -> No
     consortium.altered = lambda site, answer: answer
     worker._round = broken  # type: ignore[method-assign]
     result = consortium.run(small_plan())
-    assert [entry.failures[2] for entry in result.rounds[:2]] == ["east, round 0: error", "east, round 1: error"]
+    assert [entry.failures[2] for entry in result.rounds[:2]] == ["east, round 1: error", "east, round 2: error"]
 
 
 def test_words_of_a_hostile_site_do_not_reach_the_metrics(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_site_goes_on_with_the_data_it_began_with_and_no_other(tmp_path: Path)
     np.savez(file, **{**arrays, "x_train": arrays["x_train"] + 1})
     consortium.restart_sites()
     result = consortium.run(small_plan())
-    assert result.rounds[1].failures == {2: "east, round 1: data changed"}
+    assert result.rounds[1].failures == {2: "east, round 2: data changed"}
 
 
 def test_budgeted_apple_on_sites(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def run_beside_a_hostile_site(kind: str, reason: str, home: Path) -> tuple[str, 
         ended(run)
         result = RunFolder(home / "run").result()
         assert [set(entry.failures) for entry in result.rounds] == [set(), {2}, {2}]
-        assert result.rounds[1].failures[2] == f"east, round 1: {reason}"
+        assert result.rounds[1].failures[2] == f"east, round 2: {reason}"
         assert all(entry.after_training[0] and entry.after_training[1] for entry in result.rounds)
         return federation.log("localhost"), peak
 

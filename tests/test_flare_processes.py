@@ -108,7 +108,7 @@ def test_a_site_that_is_away_is_missed_and_takes_part_again(tmp_path: Path) -> N
         away = [r for r, entry in enumerate(result.rounds) if entry.after_training[2] is None]
         assert len(away) >= 3
         assert away == list(range(away[0], away[-1] + 1))
-        reasons = [result.rounds[r].failures[2].removeprefix(f"east, round {r}: ") for r in away]
+        reasons = [result.rounds[r].failures[2].removeprefix(f"east, round {r + 1}: ") for r in away]
         assert sorted(reasons, reverse=True) == reasons  # first waited for in vain, then known to be away
         assert set(reasons) <= {"deadline", "absent"}
         assert result.rounds[-1].after_training[2] is not None

@@ -38,7 +38,7 @@ def test_a_site_that_cannot_read_what_it_was_left_with_does_not_take_part(
     before = sorted(file.name for file in (tmp_path / "east" / "records" / "run").iterdir())
     result = consortium.run(small_plan(rounds=6))
     assert [entry.failures for entry in result.rounds[:3]] == [{}] * 3
-    refused = [{2: f"east, round {r}: record damaged"} for r in (3, 4)]
+    refused = [{2: f"east, round {r}: record damaged"} for r in (4, 5)]
     assert [entry.failures for entry in result.rounds[3:5]] == refused
     assert sorted(file.name for file in (tmp_path / "east" / "records" / "run").iterdir()) == before
 
@@ -148,7 +148,7 @@ def test_a_site_that_keeps_too_few_rounds_takes_part_again_when_the_server_has_c
     result = consortium.run(small_plan(rounds=8))
     assert [entry.failures.get(2) for entry in result.rounds] == [
         None,
-        *(f"east, round {r}: round long past" for r in (1, 2, 3)),
+        *(f"east, round {r}: round long past" for r in (2, 3, 4)),
         *[None] * 4,
     ]
 
@@ -183,7 +183,7 @@ def test_two_sites_do_not_share_a_folder_of_records(tmp_path: Path) -> None:
     consortium.restart_sites()
     result = consortium.run(small_plan(rounds=6))
     reasons = [entry.failures[3] for entry in result.rounds[:5]]
-    assert reasons == [f"west, round {r}: record of another site" for r in range(5)]
+    assert reasons == [f"west, round {r}: record of another site" for r in range(1, 6)]
 
 
 def test_a_record_that_another_process_is_at_is_left_alone(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_record_that_another_process_is_at_is_left_alone(tmp_path: Path) -> No
     plan = small_plan(rounds=6, agreement={"round_seconds": 1})
     with FileLock(tmp_path / "east" / "records" / ".run.lock"):
         result = consortium.run(plan, stop_after=1)
-    assert result.rounds[2].failures == {2: "east, round 2: record in use"}
+    assert result.rounds[2].failures == {2: "east, round 3: record in use"}
     assert consortium.run(plan).rounds[-1].failures == {}
 
 

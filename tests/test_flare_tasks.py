@@ -170,7 +170,7 @@ def test_a_figure_that_its_measure_cannot_have_is_rejected(
 
     consortium.altered = altered
     result = consortium.run(plan_of(task))
-    assert result.rounds[1].failures == {2: "east, round 1: rejected: figure out of range"}
+    assert result.rounds[1].failures == {2: "east, round 2: rejected: figure out of range"}
 
 
 def test_measures_of_another_task_are_rejected(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_measures_of_another_task_are_rejected(tmp_path: Path) -> None:
     consortium.altered = lambda site, answer: (
         {**answer, "after_training": other} if site == "east" and answer.get("after_training") else answer
     )
-    assert consortium.run(plan_of("regression")).rounds[0].failures == {2: "east, round 0: rejected: malformed"}
+    assert consortium.run(plan_of("regression")).rounds[0].failures == {2: "east, round 1: rejected: malformed"}
 
 
 # --- What a site's own people read ---

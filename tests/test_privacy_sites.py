@@ -181,7 +181,7 @@ def test_without_its_key_a_site_does_not_go_on(tmp_path: Path) -> None:
     (consortium.settings["east"].records / "run" / "noise.key").unlink()
     consortium.restart_sites()
     result = consortium.run(private_plan())
-    assert result.rounds[-1].failures == {2: "east, round 3: noise key missing"}
+    assert result.rounds[-1].failures == {2: "east, round 4: noise key missing"}
 
 
 def site_run_of(consortium: Consortium, site: str) -> SiteRun:

@@ -193,7 +193,7 @@ class Wild(AppleClient):
 
     def train(self, context, round):  # type: ignore[no-untyped-def]
         if round >= self.since and self.index in self.who:
-            raise NotFinite("the loss or a gradient is not finite at step 0 of epoch 0")
+            raise NotFinite("the loss or a gradient is not finite at step 1 of epoch 1")
         return super().train(context, round)
 
 
@@ -207,10 +207,10 @@ def test_a_client_that_diverges_later_keeps_its_last_good_state_and_the_run_goes
 ) -> None:
     wild(monkeypatch, 1, 2)
     result = small_run(method=method("apple", mu=0.0), rounds=4)
-    said = "the loss or a gradient is not finite at step 0 of epoch 0"
+    said = "the loss or a gradient is not finite at step 1 of epoch 1"
     assert [entry.failures for entry in result.rounds] == [
         {},
-        *({2: f"client 2, round {r}: {said}"} for r in (1, 2, 3)),
+        *({2: f"client 2, round {r}: {said}"} for r in (2, 3, 4)),
     ]
     shorter = small_run(method=method("apple", mu=0.0), rounds=1)
     assert torch.equal(result.models[2][0], shorter.models[2][0])
@@ -251,11 +251,11 @@ def test_means_leave_out_who_lacks_most_figures() -> None:
 
 def test_if_most_diverge_the_run_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     wild(monkeypatch, 1, 1, 2)
-    with pytest.raises(RunFailed, match=r"client 1, round 1 \(and 1 more\): the loss or a gradient is not finite"):
+    with pytest.raises(RunFailed, match=r"client 1, round 2 \(and 1 more\): the loss or a gradient is not finite"):
         small_run()
 
 
 def test_who_diverges_at_once_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     wild(monkeypatch, 0, 2)
-    with pytest.raises(RunFailed, match="client 2, round 0: the loss"):
+    with pytest.raises(RunFailed, match="client 2, round 1: the loss"):
         small_run()

@@ -67,7 +67,7 @@ def test_a_round_that_lacks_a_client_does_not_count(finished: Result) -> None:
     gone = Failure("client 0", 1, "gone")
     result.add(Exchange(1, 1.0, {0: gone, **dict.fromkeys((1, 2, 3), better)}, {}, {}, [], {}))
     assert result.bmcta == 0.5
-    assert result.rounds[1].failures == {0: "client 0, round 1: gone"}
+    assert result.rounds[1].failures == {0: "client 0, round 2: gone"}
 
 
 def test_relationships_start_at_the_shares_and_are_kept_by_round(finished: Result) -> None:
@@ -150,7 +150,7 @@ def test_a_failed_run_keeps_what_it_had(tmp_path: Path) -> None:
     assert line["after_training"]["test"]["accuracy"][2] is None
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["state"] == "failed"
-    assert summary["error"].startswith("client 2, round 0: the loss or a gradient is")
+    assert summary["error"].startswith("client 2, round 1: the loss or a gradient is")
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:

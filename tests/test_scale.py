@@ -41,7 +41,7 @@ def test_a_step_is_compared_with_the_median_of_all() -> None:
     sent = 10 * torch.eye(1, scale.federation.parameters)[0]
     assert steps(scale, 0, sent, 2, 2, 2, 19) == {}
     assert steps(scale, 1, sent, 2, 2, 2, -21) == {
-        3: "west, round 1: rejected: the step of 'model' is 10 times the median"
+        3: "west, round 2: rejected: the step of 'model' is 10 times the median"
     }
     assert scale.last[3]["model"][0] == 29  # its last good one
 
@@ -58,7 +58,7 @@ def test_a_length_is_compared_with_the_median_of_all() -> None:
     scale = scale_of("fedavg")
     sent = torch.eye(1, scale.federation.parameters)[0]
     refused = steps(scale, 0, sent, 0, 0, 0, 30)
-    assert refused == {3: "west, round 0: rejected: the length of 'model' is 31 times the median"}
+    assert refused == {3: "west, round 1: rejected: the length of 'model' is 31 times the median"}
 
 
 def test_a_minority_that_does_not_move_gets_nobody_refused() -> None:
@@ -126,7 +126,7 @@ def test_a_negated_upload_is_refused_and_the_others_go_on(name: str, tmp_path: P
     plan = small_plan(method=name, rounds=4, agreement={"scale_bound": 3})
     whole = consortium.run(plan)
     assert [set(entry.failures) for entry in whole.rounds] == [set(), set(), {2}, {2}]
-    assert whole.rounds[2].failures[2].startswith("east, round 2: rejected: the step of")
+    assert whole.rounds[2].failures[2].startswith("east, round 3: rejected: the step of")
     again = Consortium(tmp_path / "again")
     again.altered = altered
     again.run(plan, stop_after=2)

@@ -152,7 +152,7 @@ def test_the_reported_loss_is_the_mean_over_samples() -> None:
 def test_a_loss_that_is_not_finite_names_its_step() -> None:
     context = small_context(small_experiment())
     calls = iter([1.0, 2.0, 3.0, 4.0, float("inf"), float("nan")])
-    with pytest.raises(NotFinite, match="the loss or a gradient is not finite at step 1 of epoch 1"):
+    with pytest.raises(NotFinite, match="the loss or a gradient is not finite at step 2 of epoch 2"):
         run_epochs(context, 0, lambda _x, _y: torch.tensor(next(calls)))
 
 

@@ -59,8 +59,8 @@ class Failure:
     error: Exception | None = None
 
     def __str__(self) -> str:
-        """Name the client and the round."""
-        return f"{self.client}, round {self.round}: {self.reason}"
+        """Name the client and the round, which people count from 1."""
+        return f"{self.client}, round {self.round + 1}: {self.reason}"
 
 
 def check_vectors(vectors: Vectors, declared: Mapping[str, int], sender: str) -> None:

@@ -110,7 +110,7 @@ def run_epochs(
             values = torch.stack(losses).cpu().double()
             if not bool(values.isfinite().all()):
                 first = int((~values.isfinite()).nonzero()[0])
-                raise NotFinite(f"the loss or a gradient is not finite at step {first} of epoch {epoch}")
+                raise NotFinite(f"the loss or a gradient is not finite at step {first + 1} of epoch {epoch + 1}")
             total += float(values @ torch.tensor(sizes, dtype=torch.float64))
     context.network.check_whole()
     return total / max(1, epochs * len(context.data.train.y))

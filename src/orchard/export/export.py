@@ -117,7 +117,7 @@ def _chosen_round(folder: RunFolder, result: Result, choice: Choice) -> int:
     figures = result.figures()
     chosen = {"best": figures.best, "last": figures.last, "validation": figures.validation_selected}[choice].round
     if chosen not in kept:
-        raise UserError(f"{folder.path}: the models of round {chosen} are not kept yet; {folder.resume_hint()}")
+        raise UserError(f"{folder.path}: the models of round {chosen + 1} are not kept yet; {folder.resume_hint()}")
     return chosen
 
 

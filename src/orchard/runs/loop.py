@@ -43,7 +43,7 @@ def _grouped(failures: Sequence[Failure]) -> str:
     for failure in failures:
         groups.setdefault(failure.reason, []).append(failure)
     return "\n".join(
-        f"{first.client}, round {first.round}{f' (and {len(others)} more)' if others else ''}: {reason}"
+        f"{first.client}, round {first.round + 1}{f' (and {len(others)} more)' if others else ''}: {reason}"
         for reason, (first, *others) in groups.items()
     )
 
@@ -223,7 +223,7 @@ def _named_failure(r: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ServerFailed(f"server, round {r}: {type(error).__name__}: {error}") from error
+        raise ServerFailed(f"server, round {r + 1}: {type(error).__name__}: {error}") from error
 
 
 def _size(vectors: Mapping[str, Tensor]) -> int:

@@ -176,7 +176,7 @@ class RayEngine:
                 answers |= theirs
                 missing -= theirs.keys()
             if lost:  # those who had answered already are again as they were before, and answer again
-                missing |= self.placement.replace(lost, sent.states, f"round {sent.round}")
+                missing |= self.placement.replace(lost, sent.states, f"round {sent.round + 1}")
         self.placement.losses = 0
         return answers
 
@@ -201,5 +201,5 @@ class RayEngine:
                 return found[host]
             if self._sent is None:
                 raise RunFailed("a node was lost before the first round")
-            again = self.placement.replace(lost, self._sent.states, f"after round {self._sent.round}")
+            again = self.placement.replace(lost, self._sent.states, f"after round {self._sent.round + 1}")
             self._answers(self._sent, again)
