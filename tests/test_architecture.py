@@ -22,7 +22,7 @@ ROOMS = {
     "audit": {"runs", "engines", "core", "privacy", "data", "tasks"},
     "sites": {"export", "runs", "engines", "methods", "core", "privacy", "data", "tasks"},
     "report": {"audit", "runs", "core", "data", "tasks"},
-    "paper": {"runs", "methods", "core", "data"},
+    "paper": {"report", "runs", "methods", "core", "data"},
     "cli": {
         *("paper", "report", "sites", "audit", "export", "runs", "engines", "methods", "core", "privacy", "data"),
         "tasks",

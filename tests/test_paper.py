@@ -1,5 +1,6 @@
 """The paper's numbers, its protocol, and a table of it re-measured."""
 
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,7 @@ from orchard.method import Moment
 from orchard.methods import method_settings
 from orchard.methods.apple import Apple
 from orchard.paper import tuning
-from orchard.paper.document import document
+from orchard.paper.document import document, write
 from orchard.paper.protocol import (
     ROWS,
     WITHOUT_PENALTY,
@@ -27,6 +28,7 @@ from orchard.paper.protocol import (
 from orchard.paper.reproduce import Cell, Reproduction, Run, Task, reproduce
 from orchard.paper.tuning import tuned, with_parameters, with_rates
 from orchard.paper.wording import claims, course_rows, table_rows
+from orchard.report.views import Relationships
 from orchard.runs.folder import RunFolder
 from orchard.runs.grid import Contender, Grid
 from processes import orchard_command
@@ -219,8 +221,46 @@ def test_a_tuned_table_says_so_and_what_was_chosen(tmp_path: Path) -> None:
     assert "--seeds 1,2 --tune --results results\n" in document(tmp_path)
 
 
-def test_the_document_is_what_was_measured() -> None:
-    assert (ROOT / "docs/results.md").read_text() == document(ROOT / "results")
+def test_the_document_is_what_was_measured(tmp_path: Path) -> None:
+    write(ROOT / "results", tmp_path / "results.md")
+    assert (ROOT / "docs/results.md").read_text() == (tmp_path / "results.md").read_text()
+    drawn, kept = (
+        {file.name: words(file) for file in (home / "figures").iterdir()} for home in (tmp_path, ROOT / "docs")
+    )
+    assert drawn == kept
+    assert {"mean client test accuracy", "fedavg-ft", "apple"} <= set(drawn["table1-mnist-practical-desk.svg"])
+
+
+def words(svg: Path) -> list[str]:
+    """Return a figure's texts; its numbers may differ in their last digits from machine to machine."""
+    return re.findall(r">([^<>\n]+)</text>", svg.read_text("utf-8"))
+
+
+def test_the_papers_figures_show_what_runs_have_kept(tmp_path: Path) -> None:
+    found = made({"separate": 0.5, "fedavg-local": 0.6, "apple": 0.9})
+    found.write(tmp_path)
+    write(tmp_path, tmp_path / "older.md")
+    (file,) = (tmp_path / "figures").iterdir()
+    older = words(file)
+    assert {"separate", "apple", "mean client test accuracy"} <= set(older)
+    assert not {"fedavg-local", "training loss"} & set(older)
+    related = Relationships([0, 2], [[[0.5, 0.5], [0.5, 0.5]], [[0.7, 0.3], [0.2, 0.8]]])
+    cells = [
+        replace(
+            cell,
+            runs=[replace(run, loss=[2.0, 1.0], clients=[0.8, None], relationships=related) for run in cell.runs],
+        )
+        for cell in found.cells
+    ]
+    newer = replace(found, cells=cells, shared={**found.shared, "clients": 2})
+    newer.write(tmp_path)
+    assert Reproduction.read(tmp_path / f"{found.name}.json").relationships == related
+    write(tmp_path, tmp_path / "newer.md")
+    assert {"training loss", "test accuracy, best round"} <= set(words(file))
+    assert {"self-relationships", "of client 0", "of client 1"} <= set(
+        words(tmp_path / f"figures/{found.name}-relationships.svg")
+    )
+    assert f"(figures/{found.name}-relationships.svg)" in (tmp_path / "newer.md").read_text()
 
 
 def plain(name: str) -> Contender:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from orchard.errors import UserError
 from orchard.experiment import RunOptions
 from orchard.paper.protocol import (
@@ -21,6 +23,7 @@ from orchard.paper.protocol import (
     row_labels,
 )
 from orchard.paper.tuning import tuned
+from orchard.report.views import Relationships, plain
 from orchard.runs.comparison import Spread
 from orchard.runs.files import to_json
 from orchard.runs.grid import Contender, Grid, Measured, Watcher, run_grid
@@ -29,6 +32,8 @@ from orchard.text import nearest
 from orchard.whole import write_output
 
 MADE_WITH = ("orchard", "results_version", "git_commit", "python", "torch", "numpy", "system", "cpu", "cores", "device")
+RELATIONSHIPS_KEPT = 3000
+"""Numbers of a run's relationships: with twelve clients those of 20 rounds."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,12 @@ class Run:
     """The mean client test accuracy by round."""
     results_version: int | None = None
     """Of the code that ran it; code from before there were versions has none."""
+    loss: list[float | None] = field(default_factory=list)
+    """The training loss by round; empty for runs from before this and what follows were kept."""
+    clients: list[float | None] = field(default_factory=list)
+    """Each client's test accuracy at the best round."""
+    relationships: Relationships | None = None
+    """Of APPLE, after some of the rounds."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,12 @@ class Reproduction:
         return set(self.missing) <= set(OWN)
 
     @property
+    def relationships(self) -> Relationships | None:
+        """APPLE's relationships, of the first seed that has kept them."""
+        known = (run.relationships for cell in self.cells if cell.label == "apple" for run in cell.runs)
+        return next(filter(None, known), None)
+
+    @property
     def older(self) -> list[str]:
         """The rows that an older version of the code has measured than others."""
         versions = {cell.label: min(run.results_version or 0 for run in cell.runs) for cell in self.cells}
@@ -150,7 +167,7 @@ class Reproduction:
     def read(cls, path: Path) -> Self:
         """Read a file written by `write`."""
         kept = json.loads(path.read_text("utf-8"))
-        cells = [Cell(**{**cell, "runs": [Run(**run) for run in cell["runs"]]}) for cell in kept.pop("cells")]
+        cells = [Cell(**{**cell, "runs": [_read(run) for run in cell["runs"]]}) for cell in kept.pop("cells")]
         return cls(cells=cells, **kept)
 
 
@@ -217,7 +234,7 @@ def _reproduction(
 
 
 def _run(seed: int, run: Measured) -> Run:
-    figures = run.figures
+    figures, apple = run.figures, run.result.experiment.method.name == "apple"
     return Run(
         seed=seed,
         bmcta=figures.best.score,
@@ -226,7 +243,15 @@ def _run(seed: int, run: Measured) -> Run:
         seconds=round(run.result.seconds),
         curve=[round(accuracy, 5) for accuracy in run.curve],
         results_version=run.folder.read("environment.json").get("results_version"),
+        loss=plain(run.result.training_loss, 5),
+        clients=plain(np.array(figures.clients), 5),
+        relationships=Relationships.thinned(run.result.relationships, RELATIONSHIPS_KEPT) if apple else None,
     )
+
+
+def _read(run: Mapping[str, Any]) -> Run:
+    related = run.get("relationships")
+    return Run(**{**run, "relationships": Relationships(**related) if related else None})
 
 
 def _together(environments: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchard.errors import UserError
 from orchard.experiment import Experiment, to_toml
@@ -198,13 +197,13 @@ def _shown(entry: Entry, cells: int) -> MethodView:
         folders=[] if folder.read("environment.json").get("in_memory") else [readable(folder.path.resolve().name)],
         state=folder.state(),
         planned=experiment.rounds,
-        loss=_loss(result),
+        loss=plain(result.training_loss, 6),
         scores=plain(result.scores("test", moment), 5),
         **_selected(figures),
         clients=plain(np.array(figures.clients), 5) if figures else [None] * len(names),
         balanced_clients=_balanced(result, moment, figures),
         by_class=read_by_class(folder, result) if figures and not given else None,
-        relationships=_thinned(relationships, cells),
+        relationships=Relationships.thinned(relationships, cells),
         helpers=strongest_helpers(relationships[-1], names) if relationships is not None else [[] for _ in names],
         traffic=(up + down).mean(axis=1).cumsum().tolist() if rounds else [],
         bytes_up=float(up.mean()) if rounds else 0.0,
@@ -233,23 +232,6 @@ def _balanced(result: Result, moment: Moment, figures: Figures | None) -> Values
         return None
     values: Values = plain(result.scores("test", moment, "balanced_accuracy")[figures.best.round], 5)
     return values
-
-
-def _loss(result: Result) -> Values:
-    """Return the training loss by round as in the paper: the mean over samples, each with its own client's model."""
-    losses = np.array([r.loss for r in result.rounds], dtype=np.float64).reshape(-1, result.federation.clients)
-    losses = losses @ np.array(result.federation.samples) / sum(result.federation.samples)
-    loss: Values = plain(losses, 6)
-    return loss
-
-
-def _thinned(matrices: NDArray[np.float64] | None, cells: int) -> Relationships | None:
-    """Return the matrices of as many rounds as fit, with the first and the last."""
-    if matrices is None or np.isnan(matrices).any():
-        return None
-    fitting = max(2, cells // matrices[0].size)
-    rounds = np.unique(np.linspace(0, len(matrices) - 1, min(len(matrices), fitting)).round().astype(int))
-    return Relationships(rounds.tolist(), np.round(matrices[rounds], 4).tolist())
 
 
 def _beside_alone(run: MethodView, alone: Sequence[MethodView] | None) -> MethodView:

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle, islice
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from orchard.errors import UserError
 from orchard.report.content import contents_of
 from orchard.report.distribution import draw_distribution, fonts
-from orchard.report.views import Content, MethodView, Relationships, Values
+from orchard.report.views import Content, Relationships, Values
 from orchard.runs.figures import mean_over_clients
 from orchard.runs.folder import RunFolder
 from orchard.runs.listing import found_runs
@@ -75,8 +75,8 @@ def _drawn(content: Content, folder: Path, kind: str) -> list[Path]:
     """Draw all figures of runs on the same data."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _drawing():
-            files = [_save(figure, folder / f"{name}.{kind}") for name, figure in _figures(content)]
+        with drawing():
+            files = [save(figure, folder / f"{name}.{kind}") for name, figure in _figures(content)]
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     data = folder / f"data.{kind}"
@@ -89,7 +89,8 @@ def _file_name(text: str) -> str:
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
+def drawing() -> Iterator[None]:
+    """Give figures the house style."""
     with rc_context({**STYLE, "font.family": fonts()}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")  # a box in the figure shows it
         yield
@@ -104,10 +105,11 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
             name = "relationships-" + _file_name(view.label)
             name += f"-{len(names)}" if name in names else ""
             names.add(name)
-            yield name, _relationships(content, view.relationships)
+            yield name, draw_relationships(content.distribution.clients, view.relationships)
 
 
-def _save(figure: Figure, file: Path) -> Path:
+def save(figure: Figure, file: Path) -> Path:
+    """Write a figure in the format that the file's name ends with."""
     # No date, so that equal figures give equal files.
     dateless: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     content = BytesIO()
@@ -116,9 +118,10 @@ def _save(figure: Figure, file: Path) -> Path:
     return file
 
 
-def _styles(views: Sequence[MethodView]) -> list[dict[str, Any]]:
-    looks = _looks(len(views))
-    return [{"color": ALONE, "linestyle": ":"} if v.method == "separate" else next(looks) for v in views]
+def line_styles(methods: Sequence[str]) -> list[dict[str, Any]]:
+    """Return how the line of each method looks; training alone is grey."""
+    looks = _looks(len(methods))
+    return [{"color": ALONE, "linestyle": ":"} if method == "separate" else next(looks) for method in methods]
 
 
 def _looks(count: int) -> Iterator[dict[str, Any]]:
@@ -134,7 +137,7 @@ def _convergence(content: Content) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, PANEL + 0.3), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for view, style in zip(content.methods, _styles(content.methods), strict=True):
+    for view, style in zip(content.methods, line_styles([view.method for view in content.methods]), strict=True):
         scores, losses = (np.array(values, dtype=np.float64) for values in (view.scores, view.loss))
         rounds, means = np.arange(1.0, len(scores) + 1), mean_over_clients(scores)
         every = max(1, len(rounds) // 8)
@@ -147,11 +150,11 @@ def _convergence(content: Content) -> Figure:
         elif len(content.methods) <= BANDS_SHOWN:
             low, high = (np.where(np.isnan(means), np.nan, edge(scores)) for edge in (_lowest, _highest))
             right.fill_between(rounds, low, high, **band)
-    _name(left, "round", "training loss")
+    name_axes(left, "round", "training loss")
     right.set_ylim(bottom=max(right.get_ylim()[0], content.score.floor()))
-    _name(right, "round", f"mean client test {content.score.title}")
+    name_axes(right, "round", f"mean client test {content.score.title}")
     _in_percent(right, content)
-    return _with_legend(figure, left)
+    return with_legend(figure, left)
 
 
 def _band(axes: Axes, rounds: Array, means: Array, deviations: Values | None, look: dict[str, Any]) -> None:
@@ -162,28 +165,33 @@ def _band(axes: Axes, rounds: Array, means: Array, deviations: Values | None, lo
 def _clients(content: Content) -> Figure:
     """Draw each client's test score as bars, method by method, as the paper does: means over seeds."""
     names, views = content.distribution.clients, content.methods
-    width = max(WIDTH, 0.07 * len(names) * len(views))
-    figure = Figure(figsize=(width, PANEL + 0.3), layout="constrained")
+    figure = Figure(figsize=(max(WIDTH, 0.07 * len(names) * len(views)), PANEL + 0.3), layout="constrained")
     axes = figure.subplots()
-    places, bar = np.arange(len(names)), 0.8 / len(views)
-    columns = [np.array(view.clients, dtype=np.float64) for view in views]
-    for k, (view, values, style) in enumerate(zip(views, columns, _styles(views), strict=True)):
-        offset = (k - (len(views) - 1) / 2) * bar
-        axes.bar(places + offset, values, bar, color=style["color"], label=view.label, edgecolor="white", linewidth=0.3)
-    lowest = np.nanmin(columns)
-    bottom = lowest - 0.1 * (1 - lowest) - 0.02  # the differences are near the top
-    axes.set_ylim(max(bottom, 0 if lowest >= 0 else content.score.floor()), 1)
-    axes.set_xticks(places, [shortened(name, 18) for name in names], rotation=30 if len(names) > 8 else 0)
-    _name(axes, "", f"test {content.score.title}")
-    axes.grid(visible=False, axis="x")
+    columns = {view.label: np.array(view.clients, dtype=np.float64) for view in views}
+    draw_bars(axes, names, columns, line_styles([view.method for view in views]), content.score.floor())
+    name_axes(axes, "", f"test {content.score.title}")
     _in_percent(axes, content)
-    return _with_legend(figure, axes)
+    return with_legend(figure, axes)
 
 
-def _relationships(content: Content, relationships: Relationships) -> Figure:
+def draw_bars(
+    axes: Axes, names: Sequence[str], columns: Mapping[str, Array], styles: Sequence[Mapping[str, Any]], floor: float
+) -> None:
+    """Draw a group of bars for each client, with one for each method."""
+    places, bar = np.arange(len(names)), 0.8 / len(columns)
+    for k, ((label, values), style) in enumerate(zip(columns.items(), styles, strict=True)):
+        offset = (k - (len(columns) - 1) / 2) * bar
+        axes.bar(places + offset, values, bar, color=style["color"], label=label, edgecolor="white", linewidth=0.3)
+    lowest = np.nanmin(list(columns.values()))
+    bottom = lowest - 0.1 * (1 - lowest) - 0.02  # the differences are near the top
+    axes.set_ylim(max(bottom, 0 if lowest >= 0 else floor), 1)
+    axes.set_xticks(places, [shortened(name, 18) for name in names], rotation=30 if len(names) > 8 else 0)
+    axes.grid(visible=False, axis="x")
+
+
+def draw_relationships(names: Sequence[str], relationships: Relationships) -> Figure:
     """Draw relationships against rounds: each client's to itself in one panel, then a panel for each client."""
     rounds, matrices = relationships.rounds, np.array(relationships.matrices)
-    names = content.distribution.clients
     columns = min(4, len(names) + 1)
     rows = ceil((len(names) + 1) / columns)
     size = (max(WIDTH * columns / 4, 3.4), 1.35 * rows + 0.5)
@@ -201,7 +209,7 @@ def _relationships(content: Content, relationships: Relationships) -> Figure:
     for axes in panels[len(views) - columns : len(views)]:  # the lowest panel of each column
         axes.tick_params(labelbottom=True)
     figure.supxlabel("round", fontsize=8)
-    return _with_legend(figure, panels[0])
+    return with_legend(figure, panels[0])
 
 
 def _in_percent(axes: Axes, content: Content) -> None:
@@ -219,14 +227,15 @@ def _highest(scores: Array) -> Array:
     return highest
 
 
-def _name(axes: Axes, x: str, y: str) -> None:
+def name_axes(axes: Axes, x: str, y: str) -> None:
+    """Name both axes; the first counts rounds, if it has a name."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if x:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _with_legend(figure: Figure, axes: Axes) -> Figure:
+def with_legend(figure: Figure, axes: Axes) -> Figure:
     """Add one legend above all panels, and increase the figure's height to fit it."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [shortened(label, 30) for label in labels]

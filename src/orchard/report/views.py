@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import mean
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,15 @@ class Relationships:
     rounds: list[int]
     matrices: list[list[list[float]]]
     """Rounds × clients that are helped × clients that help."""
+
+    @classmethod
+    def thinned(cls, matrices: NDArray[np.float64] | None, cells: int) -> Self | None:
+        """Return the matrices of as many rounds as fit into so many cells, with the first and the last."""
+        if matrices is None or np.isnan(matrices).any():
+            return None
+        fitting = max(2, cells // matrices[0].size)
+        rounds = np.unique(np.linspace(0, len(matrices) - 1, min(len(matrices), fitting)).round().astype(int))
+        return cls(rounds.tolist(), np.round(matrices[rounds], 4).tolist())
 
 
 @dataclass(frozen=True)

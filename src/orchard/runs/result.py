@@ -228,6 +228,13 @@ class Result:
         return np.array([diagnostics["relationships"] for diagnostics in matrices], dtype=np.float64)
 
     @property
+    def training_loss(self) -> Array:
+        """The training loss by round as in the paper: the mean over samples, each with its own client's model."""
+        losses = np.array([entry.loss for entry in self.rounds], dtype=np.float64).reshape(-1, self.federation.clients)
+        mean: Array = losses @ np.array(self.federation.samples) / sum(self.federation.samples)
+        return mean
+
+    @property
     def clients(self) -> list[ClientResult]:
         """Each client's data, test figures and relationships."""
         return clients_of(self)
