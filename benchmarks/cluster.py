@@ -18,6 +18,7 @@ from measuring import Figure
 from orchard.data.client_arrays import ClientArrays, from_arrays
 from orchard.engines.local import LocalEngine
 from orchard.experiment import Experiment, RunOptions
+from orchard.methods.apple import Apple
 from orchard.runs.loop import Run, _exchange, new_run
 
 SAMPLES, REPEATS, MANY = 12_000, 4, (12, 24, 48, 96)
@@ -81,7 +82,7 @@ def turns(runs: dict[str, Run], repeats: int = REPEATS) -> dict[str, list[tuple[
 def overhead(address: str) -> list[Figure]:
     from orchard.engines.ray.engine import RayEngine
 
-    experiment = Experiment(dataset="arrays", clients=CLIENTS)
+    experiment = Experiment(dataset="arrays", clients=CLIENTS, method=Apple())
     data, load = from_arrays(practical_images(SAMPLES), experiment), os.getloadavg()[0]
     options = RunOptions(engine="ray", address=address)
     with LocalEngine(experiment, data, RunOptions(workers=2)) as here, RayEngine(experiment, data, options) as there:
@@ -101,7 +102,7 @@ def growth(address: str, clients: int) -> list[Figure]:
     from orchard.engines.ray.engine import RayEngine
 
     arrays: list[ClientArrays] = random_images([PER_CLIENT] * clients, tests=0.1)
-    experiment = Experiment(dataset="arrays", clients=clients, epochs=1)
+    experiment = Experiment(dataset="arrays", clients=clients, epochs=1, method=Apple())
     data = from_arrays(arrays, experiment)
     options = RunOptions(engine="ray", address=address)
     with LocalEngine(experiment, data, RunOptions(workers=2)) as here, RayEngine(experiment, data, options) as there:

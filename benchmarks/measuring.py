@@ -44,12 +44,21 @@ class Figure:
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.process_time
+    contenders: Mapping[str, Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.process_time,
+    settle: bool = False,
 ) -> dict[str, list[float]]:
-    """Let the contenders take turns; return the seconds that each took, after one turn to warm up."""
+    """Let the contenders take turns; return the seconds that each took, after one turn to warm up.
+
+    Settle: before each turn that counts take one that does not. Large tensors need pages of memory that the contender
+    before has given back; in a run, where a client's steps follow each other, they are there already.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         for name, contender in contenders.items():
+            if settle and repeat:
+                contender()
             began = clock()
             contender()
             if repeat:

@@ -1,6 +1,7 @@
-"""What graft costs with a large network and small clients: its rounds against FedAvg-local's, and its server's work.
+"""What graft costs with a large network: its rounds against FedAvg-local's, and its server's work.
 
-ResNet-18 and clients of 128 images, batches of 32, 5 epochs, by CPU time on one thread. The server's work is that of
+ResNet-18, clients of 768 images with batches of 256, and of 128 images with batches of 32, 5 epochs, by CPU time on one
+thread. The server's work is that of
 one round: the products of all cores' moves, and the pools. It is compared with the clients' training, 20 plain steps
 each.
 """
@@ -22,16 +23,16 @@ from orchard.runs.loop import _exchange, new_run
 from orchard.tasks.classification import Classification
 from steps import plain, random_batches
 
-CLIENTS, IMAGES, BATCH, EPOCHS, ROUNDS, MANY = 4, 128, 32, 5, 4, (12, 96)
+IMAGES, BATCH, EPOCHS, ROUNDS, MANY = 128, 32, 5, 4, (12, 96)
 
 
-def rounds() -> Figure:
+def rounds(clients: int, images: int, batch: int) -> Figure:
     """Let a run of graft and one of FedAvg-local take turns, round by round."""
-    arrays = random_images([IMAGES] * CLIENTS)
+    arrays = random_images([images] * clients)
     spent: dict[str, list[float]] = {"graft": [], "fedavg-local": []}
     engines = {}
     for method in spent:
-        settings = {"dataset": "arrays", "clients": CLIENTS, "method": method, "batch_size": BATCH, "epochs": EPOCHS}
+        settings = {"dataset": "arrays", "clients": clients, "method": method, "batch_size": batch, "epochs": EPOCHS}
         experiment = load_experiment(overrides={**settings, "model": ResNet18})
         options = RunOptions(workers=1)
         engine = LocalEngine(experiment, from_arrays(arrays, experiment), options)
@@ -44,7 +45,7 @@ def rounds() -> Figure:
                 spent[method].append(time.process_time() - began)
     for engine, _ in engines.values():
         engine.__exit__(None, None, None)
-    name = f"a round of graft / of FedAvg-local, ResNet-18, {IMAGES} images"
+    name = f"a round of graft / of FedAvg-local, ResNet-18, {images} images"
     return Figure(name, ratios(spent, "graft", "fedavg-local"), at_most=1.15)
 
 
@@ -67,6 +68,6 @@ def measure() -> list[Figure]:
 
 
 def _measured() -> list[Figure]:
-    figures = [rounds()]
+    figures = [rounds(2, 768, 256), rounds(4, IMAGES, BATCH)]
     steps = interleaved({"plain": plain(ResNet18(), random_batches(10, BATCH), BATCH)}, 5, time.thread_time)["plain"]
     return [*figures, *(server(clients, sorted(steps)[2] / 10) for clients in MANY)]

@@ -20,7 +20,7 @@ from orchard.runs.folder import RunFolder
 from orchard.runs.run import run
 
 CLIENTS, ROUNDS = 12, 12
-EXPERIMENT: dict[str, Any] = {"model": "cnn", "epochs": 1, "batch_size": 64, "rounds": ROUNDS}
+EXPERIMENT: dict[str, Any] = {"model": "cnn", "epochs": 1, "batch_size": 64, "rounds": ROUNDS, "method": "apple"}
 
 
 def together() -> list[float]:

@@ -93,8 +93,9 @@ def _measured() -> list[Figure]:
             "apple": apple(12, few, ResNet18),
             "seldom": apple(12, few, ResNet18, every=3),
         },
-        5,
+        9,
         time.thread_time,
+        settle=True,
     )
     hospital = random_batches(2 * EVERY, SMALL)
     small = interleaved(
@@ -105,6 +106,7 @@ def _measured() -> list[Figure]:
         },
         5,
         time.thread_time,
+        settle=True,
     )
     milliseconds = {name: 1000 * sorted(values)[len(values) // 2] / 5 for name, values in times.items()}
     both = f"{milliseconds['apple']:.0f} ms against {milliseconds['plain']:.0f} ms"

@@ -15,6 +15,7 @@ from orchard.core.contract import Download
 from orchard.data.client_arrays import from_arrays
 from orchard.engines.local import LocalEngine
 from orchard.experiment import Experiment, RunOptions
+from orchard.methods.apple import Apple
 from orchard.runs.loop import new_run
 
 SAMPLES, REPEATS = 12_000, 5
@@ -54,7 +55,7 @@ def measure() -> list[Figure]:
     sizes = [len(client.y_train) for client in arrays]
     wall: dict[str, list[float]] = {"one": [], "two": []}
     cpu: dict[str, list[float]] = {"one": [], "two": []}
-    experiment = Experiment(dataset="arrays", clients=CLIENTS, epochs=1)
+    experiment = Experiment(dataset="arrays", clients=CLIENTS, epochs=1, method=Apple())
     data, load = from_arrays(arrays, experiment), os.getloadavg()[0]
     one, two = (LocalEngine(experiment, data, RunOptions(workers=workers)) for workers in (1, 2))
     with one as alone, two as together:
