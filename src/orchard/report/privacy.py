@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from orchard.report.panel import markdown
 from orchard.runs.comparison import Spread
+from orchard.whole import write_output
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def measured(file: Path) -> list[Cost]:
 def keep(file: Path, new: Sequence[Cost]) -> None:
     """Put costs into a file, in place of what was measured of the same before."""
     kept = {(cost.federation, cost.method, cost.epsilon): cost for cost in [*measured(file), *new]}
-    file.write_text(json.dumps([asdict(cost) for cost in kept.values()], indent=1) + "\n", "utf-8")
+    write_output(file, json.dumps([asdict(cost) for cost in kept.values()], indent=1) + "\n")
 
 
 def cost_rows(costs: Sequence[Cost]) -> list[list[str]]:
