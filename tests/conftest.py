@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import hypothesis
@@ -34,3 +35,9 @@ def _own_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def alone() -> Tensor:
     """What three rounds of separate training give."""
     return SmallFederation(method="separate").run(3).models()
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage skip what was imported: engines collect after every round."""
+    gc.collect()
+    gc.freeze()
